@@ -153,6 +153,26 @@ impl SimFabric {
         self.0.with(|state| core::mem::take(&mut state.node(node).woken))
     }
 
+    /// Whether completions wait in the node's queues.
+    #[must_use]
+    pub fn has_completions(&self, node: NodeId) -> bool {
+        self.0.with(|state| state.cqs.values().any(|queue| queue.node == node && !queue.entries.is_empty()))
+    }
+
+    /// Where devices may still change memory of a node: the local memory of its reads and receives whose completions
+    /// are not in a queue yet, and what writes of peers are being put into. Address (as
+    /// [`Memory::address`](crate::Memory::address)) and length of each piece. For checks of I1 and I3.
+    #[must_use]
+    pub fn written_by_devices(&self, node: NodeId) -> Vec<(usize, u64)> {
+        self.0.with(|state| state.written_by_devices(node))
+    }
+
+    /// Where peers are reading memory of a node at this moment, likewise.
+    #[must_use]
+    pub fn read_by_peers(&self, node: NodeId) -> Vec<(usize, u64)> {
+        self.0.with(|state| state.accessed_by_peers(node, true))
+    }
+
     /// Stops a node at this moment: its queue pairs are dead without completions, its memory does not change any more,
     /// its connections close or fall silent, and what it had sent still arrives. Its handles stay dead also after
     /// [`restart`](Self::restart).

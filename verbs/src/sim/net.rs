@@ -23,6 +23,8 @@ pub enum NetEvent {
         conn: ConnId,
         /// Who dialled.
         from: NodeId,
+        /// Which of our ports.
+        port: u16,
     },
     /// Our dial was accepted.
     Connected {
@@ -53,24 +55,25 @@ pub enum NetEvent {
 pub struct SimNet(pub(super) Arc<Shared>);
 
 impl SimNet {
-    /// Lets `node` accept connections, or not any more. A node that has crashed stops by itself.
-    pub fn listen(&self, node: NodeId, accept: bool) {
+    /// Lets `node` accept connections at a port, or not any more. A node that has crashed stops by itself.
+    pub fn listen(&self, node: NodeId, port: u16, accept: bool) {
         self.0.with(|state| {
             state.node(node);
+            let listening = &mut state.net.listening;
             if accept {
-                state.net.listening.insert(node)
+                listening.insert((node, port))
             } else {
-                state.net.listening.remove(&node)
+                listening.remove(&(node, port))
             };
         });
     }
 
-    /// Opens a connection from one node to another (or to itself) and returns the near end. Bytes may be sent at once;
-    /// they arrive after the peer's [`NetEvent::Accepted`]. Ends in [`NetEvent::Connected`] or [`NetEvent::Refused`],
+    /// Opens a connection from one node to a port of another (or of itself) and returns the near end. Bytes may be
+    /// sent at once; they arrive after the peer's [`NetEvent::Accepted`]. Ends in [`NetEvent::Connected`] or [`NetEvent::Refused`],
     /// or, when the peer is unreachable, in neither: the caller needs a deadline.
     #[must_use]
-    pub fn dial(&self, from: NodeId, to: NodeId) -> ConnId {
-        self.0.with(|state| state.dial(from, to))
+    pub fn dial(&self, from: NodeId, to: NodeId, port: u16) -> ConnId {
+        self.0.with(|state| state.dial(from, to, port))
     }
 
     /// Sends bytes. On an end that is gone they are dropped, as by a socket whose peer has gone.
@@ -104,7 +107,7 @@ impl SimNet {
 /// What is on its way to an end.
 #[derive(Debug)]
 enum Item {
-    Accept { from: NodeId },
+    Accept { from: NodeId, port: u16 },
     Connect,
     Refuse,
     Bytes(Vec<u8>),
@@ -129,13 +132,13 @@ struct End {
 pub(super) struct Net {
     ends: BTreeMap<u64, End>,
     inboxes: BTreeMap<NodeId, VecDeque<NetEvent>>,
-    listening: BTreeSet<NodeId>,
+    listening: BTreeSet<(NodeId, u16)>,
 }
 
 impl State {
-    fn dial(&mut self, from: NodeId, to: NodeId) -> ConnId {
+    fn dial(&mut self, from: NodeId, to: NodeId, port: u16) -> ConnId {
         let (near, far) = (self.fresh(), self.fresh());
-        self.note("dial", &[u64::from(from.0), u64::from(to.0), near]);
+        self.note("dial", &[u64::from(from.0), u64::from(to.0), u64::from(port), near]);
         self.node(from);
         self.node(to);
         for (end, node, other, other_node) in [(near, from, far, to), (far, to, near, from)] {
@@ -146,7 +149,7 @@ impl State {
         if self.plan.net.silence.draw(&mut self.random) {
             self.fall_silent(near);
         }
-        self.net_schedule(far, Item::Accept { from }, false);
+        self.net_schedule(far, Item::Accept { from, port }, false);
         ConnId(near)
     }
 
@@ -248,20 +251,20 @@ impl State {
         let Some(item) = self.net.ends.get_mut(&id).and_then(|end| end.arriving.pop_front()) else { return };
         let conn = ConnId(id);
         let event = match item {
-            Item::Accept { from } => {
+            Item::Accept { from, port } => {
                 let down = self.node(node).down;
                 if down && !self.plan.net.crash_closes.draw(&mut self.random) {
                     self.fall_silent(id);
                     return;
                 }
                 let refused = self.plan.net.refuse.draw(&mut self.random);
-                if down || refused || !self.net.listening.contains(&node) {
+                if down || refused || !self.net.listening.contains(&(node, port)) {
                     self.net.ends.remove(&id);
                     self.net_schedule(other, Item::Refuse, false);
                     return;
                 }
                 self.net_schedule(other, Item::Connect, false);
-                NetEvent::Accepted { conn, from }
+                NetEvent::Accepted { conn, from, port }
             }
             Item::Connect => NetEvent::Connected { conn },
             Item::Refuse => NetEvent::Refused { conn },
@@ -277,7 +280,7 @@ impl State {
     /// Puts an event into a node's inbox; bytes of one connection that arrive together are read together.
     fn inform(&mut self, node: NodeId, event: NetEvent) {
         let (kind, conn, content) = match &event {
-            NetEvent::Accepted { conn, from } => ("accepted", conn, u64::from(from.0)),
+            NetEvent::Accepted { conn, from, .. } => ("accepted", conn, u64::from(from.0)),
             NetEvent::Connected { conn } => ("connected", conn, 0),
             NetEvent::Refused { conn } => ("refused", conn, 0),
             NetEvent::Bytes { conn, data } => ("bytes", conn, digest(data)),
@@ -306,7 +309,7 @@ impl State {
     }
 
     pub(super) fn crash_net(&mut self, node: NodeId) {
-        self.net.listening.remove(&node);
+        self.net.listening.retain(|(listener, _)| *listener != node);
         self.net.inboxes.remove(&node);
         let mine: Vec<u64> = self.net.ends.iter().filter(|(_, end)| end.node == node).map(|(&id, _)| id).collect();
         let closes = self.plan.net.crash_closes.draw(&mut self.random);

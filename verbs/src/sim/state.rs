@@ -378,6 +378,32 @@ impl State {
         self.note("deregister", &[id]);
     }
 
+    pub(super) fn written_by_devices(&self, node: NodeId) -> Vec<(usize, u64)> {
+        let mut ranges = self.accessed_by_peers(node, false);
+        for qp in self.qps.values().filter(|qp| qp.node == node) {
+            let reads = qp.sends.iter().filter(|send| send.opcode == Opcode::Read).flat_map(|send| &send.local);
+            let receives = qp.receives.iter().filter_map(|receive| receive.local.as_ref());
+            ranges.extend(reads.chain(receives).map(|local| (address_of(&local.memory, local.offset), local.len)));
+        }
+        ranges
+    }
+
+    /// Memory of `node` that requests of peers are in.
+    pub(super) fn accessed_by_peers(&self, node: NodeId, reading: bool) -> Vec<(usize, u64)> {
+        let under_way = self.flights.values().filter(|flight| {
+            flight.responder_node == node
+                && (flight.opcode == Opcode::Read) == reading
+                && flight.done < flight.pieces.len()
+        });
+        under_way
+            .filter_map(|flight| {
+                let (_, region, offset) = flight.access?;
+                let region = self.regions.get(&region)?;
+                Some((address_of(&region.memory, offset), flight.len))
+            })
+            .collect()
+    }
+
     /// Cuts `len` bytes into pieces at random places: at least one piece, none empty unless `len` is 0.
     pub(super) fn cut(&mut self, len: u64, max_pieces: u64) -> Vec<(u64, u64)> {
         let mut cuts = BTreeSet::from([0, len]);
@@ -407,6 +433,10 @@ impl State {
         }
         self.crash_net(id);
     }
+}
+
+fn address_of(memory: &Memory, offset: u64) -> usize {
+    memory.address().addr() + offset as usize
 }
 
 /// Copies `out.len()` bytes that begin `at` bytes into `locals` out of them.

@@ -236,3 +236,35 @@ fn ordinary_memory_of_the_callers_works_too() {
     drop((region, a, b, fabric));
     assert_eq!(bytes, [8; 256]);
 }
+
+#[test]
+fn the_memory_under_devices_is_told_until_the_completion() {
+    let (mut read, mut written) = (false, false);
+    for seed in 0..50 {
+        let fabric = SimFabric::new(seed, plan());
+        let (a, b) = pair(&fabric);
+        let at = |end: &End, offset: usize| end.region.memory().address().addr() + offset;
+        a.read(1, 100, b.region.remote(1000, 50).unwrap());
+        a.write(2, 5000, b.region.remote(2000, 60).unwrap());
+        a.receive(3, 300, 30);
+        assert_eq!(fabric.written_by_devices(NodeId(1)), [(at(&a, 100), 50), (at(&a, 300), 30)]);
+        while step(&fabric) {
+            let reads = fabric.read_by_peers(NodeId(2));
+            let writes = fabric.written_by_devices(NodeId(2));
+            assert!(reads.iter().all(|range| *range == (at(&b, 1000), 50)));
+            assert!(writes.iter().all(|range| *range == (at(&b, 2000), 60)));
+            read |= !reads.is_empty();
+            written |= !writes.is_empty();
+            if fabric.has_completions(NodeId(1)) {
+                assert_eq!(fabric.written_by_devices(NodeId(1)), [(at(&a, 300), 30)]);
+            }
+        }
+        assert_eq!(a.poll().len(), 2);
+        assert!(!fabric.has_completions(NodeId(1)));
+        assert!(fabric.read_by_peers(NodeId(2)).is_empty() && fabric.written_by_devices(NodeId(2)).is_empty());
+        a.qp.to_error();
+        run(&fabric);
+        assert!(fabric.written_by_devices(NodeId(1)).is_empty());
+    }
+    assert!(read && written, "some request was seen in the peer's memory between two events");
+}

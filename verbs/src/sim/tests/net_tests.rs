@@ -10,12 +10,12 @@ fn drain(net: &SimNet, node: NodeId) -> Vec<NetEvent> {
 /// A connection from A to B: A's end, B's end.
 fn connected(fabric: &SimFabric) -> (ConnId, ConnId) {
     let net = fabric.net();
-    net.listen(B, true);
-    let near = net.dial(A, B);
+    net.listen(B, 7, true);
+    let near = net.dial(A, B, 7);
     run(fabric);
     assert_eq!(drain(&net, A), [NetEvent::Connected { conn: near }]);
     match drain(&net, B)[..] {
-        [NetEvent::Accepted { conn, from: A }] => (near, conn),
+        [NetEvent::Accepted { conn, from: A, port: 7 }] => (near, conn),
         ref other => panic!("{other:?}"),
     }
 }
@@ -83,14 +83,15 @@ fn bytes_arrive_in_order_in_both_directions_and_in_pieces() {
 fn a_dial_to_a_node_that_does_not_listen_is_refused() {
     let fabric = SimFabric::new(1, FaultPlan::calm());
     let net = fabric.net();
-    let near = net.dial(A, B);
+    let near = net.dial(A, B, 7);
     net.send(near, b"too early");
     run(&fabric);
     assert_eq!(drain(&net, A), [NetEvent::Refused { conn: near }]);
     assert_eq!((drain(&net, B), net.open_ends()), (vec![], 0));
-    net.listen(B, true);
-    net.listen(B, false);
-    let near = net.dial(A, B);
+    net.listen(B, 7, true);
+    net.listen(B, 8, true);
+    net.listen(B, 7, false);
+    let near = net.dial(A, B, 7);
     run(&fabric);
     assert_eq!(drain(&net, A), [NetEvent::Refused { conn: near }]);
 }
@@ -100,8 +101,8 @@ fn bytes_sent_before_the_connection_stands_come_after_it() {
     for seed in 0..50 {
         let fabric = SimFabric::new(seed, FaultPlan::calm());
         let net = fabric.net();
-        net.listen(B, true);
-        let near = net.dial(A, B);
+        net.listen(B, 7, true);
+        let near = net.dial(A, B, 7);
         net.send(near, b"hello");
         run(&fabric);
         let events = drain(&net, B);
@@ -119,11 +120,11 @@ fn bytes_sent_before_the_connection_stands_come_after_it() {
 fn a_node_may_dial_itself() {
     let fabric = SimFabric::new(1, FaultPlan::calm());
     let net = fabric.net();
-    net.listen(A, true);
-    let near = net.dial(A, A);
+    net.listen(A, 7, true);
+    let near = net.dial(A, A, 7);
     run(&fabric);
     let events = drain(&net, A);
-    let NetEvent::Accepted { conn: far, from: A } = events[0] else { panic!("{events:?}") };
+    let NetEvent::Accepted { conn: far, from: A, .. } = events[0] else { panic!("{events:?}") };
     assert_eq!(events[1..], [NetEvent::Connected { conn: near }]);
     net.send(far, b"x");
     run(&fabric);
@@ -257,7 +258,7 @@ fn a_crash_closes_connections_or_leaves_them_silent() {
             [] => silent += 1,
             ref other => panic!("{other:?}"),
         }
-        let again = net.dial(A, B);
+        let again = net.dial(A, B, 7);
         run(&fabric);
         assert!(matches!(drain(&net, A)[..], [] | [NetEvent::Refused { .. }]));
         net.close(again);
