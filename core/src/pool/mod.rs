@@ -1,0 +1,437 @@
+//! A pool of exact extents in a region that the pool never touches.
+//!
+//! [`BufferPool`] divides a region of memory, of which it knows nothing but the length, into granules, and hands out
+//! contiguous [`Extent`]s of exactly as many granules as the length asked for needs. All its state lies in [`Word`]s
+//! that the caller supplies ([`PoolLayout::words`] says how many), so that the region may be device memory, and several
+//! regions are several pools.
+//!
+//! - Any number of threads may call anything at any time; no call waits for another: a thread that is stopped within a
+//!   call stops no other, and what it has claimed counts as taken meanwhile.
+//! - Every misuse of a handle is detected, in every build, and changes nothing: see [`ReleaseError`].
+//! - An allocation fails only if at one moment of the call no run of free granules was long enough. Contention alone
+//!   never makes it fail.
+//! - Free runs merge by construction: there is no state but one bit for each granule, and a record where extents begin.
+//!
+//! ```
+//! use towline_core::{Word, pool::{AllocError, BufferPool, PoolLayout, ReleaseError}};
+//!
+//! let layout = PoolLayout::new(200 << 20, 4096)?;
+//! let pool = BufferPool::new((0..layout.words()).map(|_| Word::default()).collect::<Vec<_>>(), layout)?;
+//!
+//! let large = pool.allocate(190 << 20, 1)?; // no rounding to a power of two
+//! let refused = pool.allocate(20 << 20, 1);
+//! assert_eq!(
+//!     refused,
+//!     Err(AllocError::NoSpace { need: 20 << 20, free: 10 << 20, largest_free_run: 10 << 20 })
+//! );
+//! pool.release(large)?;
+//! assert_eq!(pool.release(large), Err(ReleaseError::AlreadyReleased { extent: large }));
+//! assert_eq!(pool.largest_free_run(), pool.free_granules());
+//! # Ok::<(), Box<dyn core::error::Error>>(())
+//! ```
+
+mod bitmap;
+mod error;
+mod extent;
+mod layout;
+mod record;
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
+pub use error::{AllocError, ReleaseError, ReserveError, StorageTooSmall};
+pub use extent::Extent;
+pub use layout::{LayoutError, MAX_GRANULE, MAX_REGION, MIN_GRANULE, PoolLayout};
+
+use crate::sync::{Ordering, Word};
+use bitmap::{Bitmap, Run};
+use core::sync::atomic::AtomicU32;
+use record::{Kind, Record, Records};
+
+/// Words before the bitmap: the counters, each on a cache line of its own.
+const HEADER: usize = 24;
+/// Granules free. Raised before granules become free, lowered after they are taken: never too low.
+const FREE: usize = 0;
+/// Moved after granules became free: by every release, and by every claim that was undone.
+const EPOCH: usize = 8;
+/// The most granules ever taken.
+const HIGH_WATER: usize = 16;
+
+/// Pools made by this process; the next one's id.
+static POOLS: AtomicU32 = AtomicU32::new(1);
+
+/// A pool of exact extents; see the [module](self).
+#[derive(Debug)]
+pub struct BufferPool<S> {
+    storage: S,
+    layout: PoolLayout,
+    id: u32,
+}
+
+impl<S: AsRef<[Word]>> BufferPool<S> {
+    /// A pool in which everything is free, its state in `storage`, whatever that held.
+    ///
+    /// # Errors
+    /// There are fewer words than [`PoolLayout::words`].
+    pub fn new(storage: S, layout: PoolLayout) -> Result<Self, StorageTooSmall> {
+        let (need, have) = (layout.words(), storage.as_ref().len());
+        if have < need {
+            return Err(StorageTooSmall { need, have });
+        }
+        let pool = Self { storage, layout, id: POOLS.fetch_add(1, Ordering::Relaxed) };
+        pool.bitmap().set_up();
+        pool.records().set_up();
+        pool.counter(FREE).set_up(layout.granules());
+        pool.counter(EPOCH).set_up(0);
+        pool.counter(HIGH_WATER).set_up(0);
+        Ok(pool)
+    }
+
+    /// What the pool manages.
+    #[must_use]
+    pub fn layout(&self) -> PoolLayout {
+        self.layout
+    }
+
+    /// Names this pool within the process: its extents carry it. Wraps after 2^32 pools.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// One extent that holds `len` bytes, in exactly [`PoolLayout::granules_for`]`(len)` granules. Its offset is a
+    /// multiple of `align` bytes, counted from the region's start (whose own alignment is the owner's affair); an
+    /// alignment up to the granule is always met.
+    ///
+    /// # Errors
+    /// [`AllocError::NoSpace`] if at one moment of the call there was no run to hold it; others if there never will be.
+    pub fn allocate(&self, len: u64, align: u64) -> Result<Extent, AllocError> {
+        let (granules, align) = self.request(len, align)?;
+        if granules > self.layout.granules() {
+            let need = granules.saturating_mul(self.layout.granule());
+            return Err(AllocError::TooLarge { need, capacity: self.layout.region_len() });
+        }
+        self.first_fit(granules, align).map(|first| self.enter(first, granules, len)).ok_or_else(|| {
+            AllocError::NoSpace {
+                need: granules << self.layout.granule_bits(),
+                free: self.free_granules() << self.layout.granule_bits(),
+                largest_free_run: self.largest_free_run() << self.layout.granule_bits(),
+            }
+        })
+    }
+
+    /// Extents that together hold `len` bytes, at most as many as `pieces` has places; gives their number, and puts
+    /// them into `pieces` in the order of the bytes. All but the last are whole multiples of `align` and of the granule.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); [`AllocError::NoSpace`] also if more pieces would have been needed. What was
+    /// taken on the way is given back, and `pieces` is all `None`.
+    pub fn allocate_at_most(&self, len: u64, align: u64, pieces: &mut [Option<Extent>]) -> Result<usize, AllocError> {
+        let (granules, align_granules) = self.request(len, align)?;
+        if granules > self.layout.granules() {
+            let need = granules.saturating_mul(self.layout.granule());
+            return Err(AllocError::TooLarge { need, capacity: self.layout.region_len() });
+        }
+        let bits = self.layout.granule_bits();
+        pieces.fill(None);
+        let mut left = len;
+        let mut used = 0;
+        while left > 0 && used < pieces.len() {
+            let want = self.layout.granules_for(left);
+            let found = match self.first_fit(want, align_granules) {
+                Some(first) => Some((first, left)),
+                None => {
+                    // The longest run there is, in whole multiples of the alignment.
+                    let largest = self.largest_aligned(align_granules);
+                    let most = if largest < want { largest & !(align_granules - 1) } else { want };
+                    if most == 0 {
+                        break;
+                    }
+                    let bytes = left.min(most << bits);
+                    self.first_fit(most, align_granules).map(|first| (first, bytes))
+                }
+            };
+            // None: another thread has taken the run that was seen. Look again.
+            let Some((first, bytes)) = found else { continue };
+            pieces[used] = Some(self.enter(first, self.layout.granules_for(bytes), bytes));
+            used += 1;
+            left -= bytes;
+        }
+        if left == 0 {
+            return Ok(used);
+        }
+        let refusal = AllocError::NoSpace {
+            need: granules << bits,
+            free: self.free_granules() << bits,
+            largest_free_run: self.largest_free_run() << bits,
+        };
+        for extent in pieces.iter_mut().filter_map(Option::take) {
+            let released = self.release(extent);
+            debug_assert!(released.is_ok(), "a piece just allocated: {released:?}");
+        }
+        Err(refusal)
+    }
+
+    /// Takes the very bytes `offset..offset + len`, rounded up to whole granules.
+    ///
+    /// # Errors
+    /// Some of it is taken, or it is no place where an extent can be.
+    pub fn reserve(&self, offset: u64, len: u64) -> Result<Extent, ReserveError> {
+        let region_len = self.layout.region_len();
+        let fits = len > 0
+            && offset.is_multiple_of(self.layout.granule())
+            && offset < region_len
+            && len <= region_len - offset;
+        if !fits {
+            return Err(ReserveError::OutOfRange { offset, len, region_len });
+        }
+        let start = offset >> self.layout.granule_bits();
+        let granules = self.layout.granules_for(len);
+        match self.claim(Run { start, end: start + granules }) {
+            Ok(()) => Ok(self.enter(start, granules, len)),
+            Err(granule) => Err(ReserveError::Taken { offset: granule << self.layout.granule_bits() }),
+        }
+    }
+
+    /// Gives an extent back. Its handle, and every copy of it, is dead from then on.
+    ///
+    /// # Errors
+    /// The handle is not that of a live extent of this pool; the error says in which way.
+    pub fn release(&self, extent: Extent) -> Result<(), ReleaseError> {
+        let first = self.place(extent)?;
+        loop {
+            let record = self.check(extent, first)?;
+            if self.records().end(first, record, Kind::None) {
+                let end = first + self.layout.granules_for(extent.len());
+                self.free(Run { start: first, end });
+                return Ok(());
+            }
+        }
+    }
+
+    /// Gives back all but the first `len` bytes; the handle that it returns takes the place of the old one, which is
+    /// stale from then on, also if no granule became free.
+    ///
+    /// # Errors
+    /// As [`release`](Self::release); [`ReleaseError::CannotShrink`] if `len` is zero or larger than the extent's.
+    pub fn shrink(&self, extent: Extent, len: u64) -> Result<Extent, ReleaseError> {
+        let first = self.place(extent)?;
+        loop {
+            let record = self.check(extent, first)?;
+            if len == 0 || len > extent.len() {
+                return Err(ReleaseError::CannotShrink { extent, to: len });
+            }
+            if self.records().end(first, record, Kind::Changing) {
+                let (before, after) = (self.layout.granules_for(extent.len()), self.layout.granules_for(len));
+                let generation = self.records().enter(first, after, len);
+                if after < before {
+                    self.free(Run { start: first + after, end: first + before });
+                }
+                return Ok(Extent::from_parts(extent.offset(), len, generation, self.id));
+            }
+        }
+    }
+
+    /// Whether the handle is that of a live extent of this pool; the error says in which way it is not.
+    ///
+    /// # Errors
+    /// As [`release`](Self::release).
+    pub fn validate(&self, extent: Extent) -> Result<(), ReleaseError> {
+        let first = self.place(extent)?;
+        self.check(extent, first).map(|_| ())
+    }
+
+    /// The live extents in ascending order, for a debugger: what comes and goes while it runs may be seen or not.
+    pub fn live(&self) -> Live<'_, S> {
+        Live { pool: self, at: 0 }
+    }
+
+    /// Granules that are free, at about the time of the call. One load.
+    #[must_use]
+    pub fn free_granules(&self) -> u64 {
+        self.counter(FREE).load(Ordering::Relaxed).min(self.layout.granules())
+    }
+
+    /// Granules in the longest free run: exact if nothing changes meanwhile, an estimate otherwise.
+    #[must_use]
+    pub fn largest_free_run(&self) -> u64 {
+        self.largest_aligned(1)
+    }
+
+    /// The most granules that were ever taken at once.
+    #[must_use]
+    pub fn high_water_mark(&self) -> u64 {
+        self.counter(HIGH_WATER).load(Ordering::Relaxed)
+    }
+
+    /// The share of the free granules that is outside the longest free run: 0 if all are in one run or none is free.
+    #[must_use]
+    pub fn fragmentation(&self) -> f64 {
+        let free = self.free_granules();
+        if free == 0 {
+            return 0.0;
+        }
+        1.0 - self.largest_free_run().min(free) as f64 / free as f64
+    }
+
+    /// Length and alignment of a request, in granules.
+    fn request(&self, len: u64, align: u64) -> Result<(u64, u64), AllocError> {
+        if len == 0 {
+            return Err(AllocError::ZeroLength);
+        }
+        if !align.is_power_of_two() || align > MAX_REGION {
+            return Err(AllocError::Alignment { align });
+        }
+        Ok((self.layout.granules_for(len), (align >> self.layout.granule_bits()).max(1)))
+    }
+
+    /// Claims the first run of `granules` that begins at a multiple of `align` granules.
+    fn first_fit(&self, granules: u64, align: u64) -> Option<u64> {
+        let bitmap = self.bitmap();
+        loop {
+            let epoch = self.counter(EPOCH).load(Ordering::Acquire);
+            let mut contended = false;
+            let mut at = 0;
+            while let Some(run) = bitmap.next_run(at) {
+                let start = run.start.next_multiple_of(align);
+                if start + granules <= run.end {
+                    if self.claim(Run { start, end: start + granules }).is_ok() {
+                        return Some(start);
+                    }
+                    contended = true; // look at the rest of this run again, as it is now
+                    at = bitmap.next_taken(start).max(run.start + 1);
+                } else {
+                    at = run.end;
+                }
+            }
+            // Bits only became set while the epoch stood still, but for those of calls that are not finished: at this
+            // moment no run was free.
+            if !contended && self.counter(EPOCH).load(Ordering::Acquire) == epoch {
+                return None;
+            }
+        }
+    }
+
+    /// Granules in the longest part of a free run that begins at a multiple of `align` granules.
+    fn largest_aligned(&self, align: u64) -> u64 {
+        let bitmap = self.bitmap();
+        let mut largest = 0;
+        let mut at = 0;
+        while let Some(run) = bitmap.next_run(at) {
+            largest = largest.max(run.end.saturating_sub(run.start.next_multiple_of(align)));
+            at = run.end;
+        }
+        largest
+    }
+
+    fn claim(&self, run: Run) -> Result<(), u64> {
+        let claimed = self.bitmap().claim(run);
+        match claimed {
+            Ok(()) => {
+                let free = self.counter(FREE).fetch_sub(run.len(), Ordering::Relaxed) - run.len();
+                let taken = self.layout.granules() - free.min(self.layout.granules());
+                if taken > self.high_water_mark() {
+                    self.counter(HIGH_WATER).fetch_max(taken, Ordering::Relaxed);
+                }
+            }
+            Err(_) => {
+                self.counter(EPOCH).fetch_add(1, Ordering::AcqRel);
+            }
+        }
+        claimed
+    }
+
+    fn free(&self, run: Run) {
+        self.counter(FREE).fetch_add(run.len(), Ordering::Relaxed);
+        self.bitmap().free(run);
+        self.counter(EPOCH).fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn enter(&self, first: u64, granules: u64, len: u64) -> Extent {
+        let generation = self.records().enter(first, granules, len);
+        Extent::from_parts(first << self.layout.granule_bits(), len, generation, self.id)
+    }
+
+    /// The granule that the handle begins at, if it could be one of this pool's.
+    fn place(&self, extent: Extent) -> Result<u64, ReleaseError> {
+        if extent.pool() != self.id {
+            return Err(ReleaseError::Foreign { extent, pool: self.id });
+        }
+        let region_len = self.layout.region_len();
+        let fits = !extent.is_empty()
+            && extent.offset().is_multiple_of(self.layout.granule())
+            && extent.offset() < region_len
+            && extent.len() <= region_len - extent.offset();
+        if !fits {
+            return Err(ReleaseError::OutOfRange { extent, region_len });
+        }
+        Ok(extent.offset() >> self.layout.granule_bits())
+    }
+
+    /// The record of the live extent that the handle names.
+    fn check(&self, extent: Extent, first: u64) -> Result<Record, ReleaseError> {
+        let (record, len) = self.records().look_up(first);
+        match len {
+            Some(len) if record.generation == extent.generation() => {
+                if len == extent.len() {
+                    Ok(record)
+                } else {
+                    Err(ReleaseError::WrongLength { extent, len })
+                }
+            }
+            None if record.kind == Kind::None && record.generation == extent.generation().wrapping_add(1) => {
+                Err(ReleaseError::AlreadyReleased { extent })
+            }
+            _ => Err(ReleaseError::Stale { extent, generation: record.generation }),
+        }
+    }
+
+    fn counter(&self, index: usize) -> &Word {
+        // `new` has seen that the storage has the header; a storage whose `as_ref` changes its mind panics here.
+        &self.storage.as_ref()[index]
+    }
+
+    fn bitmap(&self) -> Bitmap<'_> {
+        let granules = self.layout.granules();
+        let words = self.storage.as_ref();
+        Bitmap::new(&words[HEADER..HEADER + granules.div_ceil(64) as usize], granules)
+    }
+
+    fn records(&self) -> Records<'_> {
+        let granules = self.layout.granules() as usize;
+        let first = HEADER + granules.div_ceil(64);
+        Records(&self.storage.as_ref()[first..first + granules])
+    }
+}
+
+/// Iterator over the live extents of a pool, see [`BufferPool::live`].
+#[derive(Debug)]
+pub struct Live<'a, S> {
+    pool: &'a BufferPool<S>,
+    at: u64,
+}
+
+impl<S: AsRef<[Word]>> Iterator for Live<'_, S> {
+    type Item = Extent;
+
+    fn next(&mut self) -> Option<Extent> {
+        let layout = self.pool.layout;
+        loop {
+            let first = self.pool.bitmap().next_taken(self.at);
+            if first >= layout.granules() {
+                return None;
+            }
+            let (record, len) = self.pool.records().look_up(first);
+            match len {
+                Some(len) => {
+                    self.at = first + layout.granules_for(len);
+                    let offset = first << layout.granule_bits();
+                    return Some(Extent::from_parts(offset, len, record.generation, self.pool.id));
+                }
+                None => self.at = first + 1,
+            }
+        }
+    }
+}
