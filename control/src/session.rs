@@ -238,6 +238,9 @@ impl Session {
         if config.versions.min > config.versions.max {
             return error("versions.min", config.versions.min.into(), config.versions.max.into());
         }
+        if config.secret.is_some() && !noise::AVAILABLE {
+            return Err(SessionError::NoNoise);
+        }
         let phase = if config.secret.is_some() { Phase::Handshake } else { Phase::Hello };
         let (inbox, clear, out) = (Inbox::default(), Inbox::default(), Out::default());
         Ok(Self { role, config, state: State::Open(phase), peer: None, inbox, clear, out })

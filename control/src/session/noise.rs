@@ -14,6 +14,9 @@ const PARAMS: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const PSK_DOMAIN: &[u8] = b"towline control 1: pre-shared key of Noise_NNpsk0\0";
 const PROLOGUE_DOMAIN: &[u8] = b"towline control 1: prologue\0";
 
+/// Whether this build has it.
+pub(super) const AVAILABLE: bool = true;
+
 /// Bytes that encryption adds.
 pub(super) const TAG_LEN: usize = 16;
 

@@ -190,13 +190,16 @@ pub fn pair(initiator: SessionConfig, responder: SessionConfig) -> (Session, Ses
     (initiator, responder)
 }
 
-/// Moves at most `step` bytes from one session to the other; how many it moved.
-pub fn carry(from: &mut Session, to: &mut Session, step: usize) -> usize {
-    let len = from.output().len().min(step);
+/// Moves at most `step` bytes from one session to the other, through `tap`; how many it moved.
+fn carry(from: &mut Session, to: &mut Session, step: usize, tap: &mut dyn FnMut(&mut [u8])) -> usize {
+    let len = from.output().len().min(step).min(to.input_buffer(step.min(1 << 20)).len());
     // A session that has ended takes no more; its driver reads on and throws the bytes away.
-    let taken = to.receive(&from.output()[..len]).unwrap_or(len);
-    from.consume_output(taken);
-    taken
+    let len = if to.phase().is_err() { from.output().len() } else { len };
+    let mut bytes = from.output()[..len].to_vec();
+    from.consume_output(len);
+    tap(&mut bytes);
+    let _ = to.receive(&bytes);
+    len
 }
 
 /// What a session reported, as bytes that can be kept: each frame encoded again.
@@ -231,11 +234,18 @@ impl Log {
 
 /// Lets both sessions talk, `step` bytes at a time, until neither has anything to say.
 pub fn talk(a: &mut Session, b: &mut Session, step: usize) -> (Log, Log) {
+    tapped(a, b, step, |_, _| {})
+}
+
+/// As [`talk`]; `tap` sees, and may change, every byte on its way: those of `a` with `true`, those of `b` with `false`.
+pub fn tapped(a: &mut Session, b: &mut Session, step: usize, mut tap: impl FnMut(bool, &mut [u8])) -> (Log, Log) {
     let (mut at_a, mut at_b) = (Log::default(), Log::default());
     loop {
         at_a.drain(a);
         at_b.drain(b);
-        if carry(a, b, step) + carry(b, a, step) == 0 {
+        let there = carry(a, b, step, &mut |bytes| tap(true, bytes));
+        let back = carry(b, a, step, &mut |bytes| tap(false, bytes));
+        if there + back == 0 {
             return (at_a, at_b);
         }
     }
