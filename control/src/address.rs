@@ -2,7 +2,7 @@
 //!
 //! Text: `192.0.2.1:7000`, `[2001:db8::1]:7000`, `[fe80::1%3]:7000`, `[fe80::1%eth0]:7000`, `host.example:7000`, and
 //! `@name` for an abstract Unix socket (bytes of the name outside letters, digits and `-_./:` as `%XX`). Nothing here
-//! asks the system anything; the socket part does.
+//! asks the system anything; [`socket::resolve`](crate::socket::resolve) does.
 
 use core::fmt;
 use core::str::FromStr;

@@ -5,6 +5,8 @@
 //! - [`session`]: the machine that both ends run: no socket, no clock, no thread. With a shared secret (feature `noise`)
 //!   it authenticates and encrypts.
 //! - [`address`]: network addresses as text and as bytes.
+//! - [`socket`]: non-blocking TCP and Unix sockets for a readiness loop; [`exchange`]: a session over one of them, for a
+//!   caller who waits.
 //!
 //! **Guaranteed:** no bytes from a peer panic, allocate without bound or are taken for other than what they say; every
 //! failed handshake ends as a typed error on both ends; no secret, token or remote key is printed. **Not guaranteed:**
@@ -51,6 +53,10 @@
 compile_error!("towline-control runs on 64-bit Linux only");
 
 pub mod address;
+pub mod exchange;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod preface;
 pub mod session;
+pub mod socket;
 pub mod wire;

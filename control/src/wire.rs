@@ -344,6 +344,15 @@ fn framed(
     Ok(())
 }
 
+/// A frame of any kind, flags and body, with the length and checksum that it needs to be looked at.
+pub(crate) fn forge(kind: u16, flags: u16, body: &[u8], out: &mut Vec<u8>) {
+    let len = (body.len() as u32).into();
+    let mut header = RawHeader { magic: MAGIC.into(), kind: kind.into(), flags: flags.into(), len, crc: 0.into() };
+    header.crc = checksum(&header.as_bytes()[..CHECKED_LEN], body).into();
+    out.extend(header.as_bytes());
+    out.extend(body);
+}
+
 fn checksum(header: &[u8], body: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(header), body)
 }
