@@ -1,1 +1,3 @@
+//! The command `towline`.
+
 fn main() {}

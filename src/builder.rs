@@ -1,0 +1,347 @@
+//! How an endpoint is set up.
+
+use crate::driver::{Driver, Listeners, Parts};
+use crate::endpoint::{Endpoint, parse_address};
+use crate::engine::{self, Config, Engine, Identity, Limits, Rail, Tick, Times};
+use crate::pool::Pool;
+use crate::{Error, ErrorKind, Path, Paths, Result};
+use crate::{HugePages, Secret, sys};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use towline_control::address::Address;
+use towline_control::preface::{Preface, Purpose};
+use towline_verbs::{Device, Memory, Provider};
+
+const BUILD: &str = "build";
+
+/// The options of an endpoint; [`Endpoint::builder`].
+#[derive(Debug, Clone)]
+pub struct Builder {
+    bind: Vec<String>,
+    advertise: Vec<String>,
+    pool_size: u64,
+    granule: u64,
+    huge_pages: HugePages,
+    paths: Paths,
+    secret: Option<Secret>,
+    insecure: bool,
+    limits: Limits,
+    times: Times,
+    deadline: Duration,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            bind: vec!["127.0.0.1:0".to_owned()],
+            advertise: Vec::new(),
+            pool_size: 256 << 20,
+            granule: 4096,
+            huge_pages: HugePages::Off,
+            paths: Paths::ALL,
+            secret: None,
+            insecure: false,
+            limits: Limits::default(),
+            times: Times::default(),
+            deadline: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What [`Builder::build`] has made.
+pub(crate) struct Built {
+    pub(crate) boot: [u8; 16],
+    pub(crate) incarnation: [u8; 16],
+    pub(crate) advertised: Vec<Address>,
+    pub(crate) deadline: Duration,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) driver: Driver,
+}
+
+impl Builder {
+    /// Where to listen: `HOST:PORT`, `IPV4:PORT`, `[IPV6%SCOPE]:PORT`; port 0 lets the system choose, and
+    /// [`Endpoint::address`] says which it was. Default: `127.0.0.1:0`. Anything but loopback needs a
+    /// [`secret`](Self::secret), or [`insecure`](Self::insecure).
+    #[must_use]
+    pub fn bind(mut self, address: impl Into<String>) -> Self {
+        self.bind = vec![address.into()];
+        self
+    }
+
+    /// Another address to listen at, beside the first.
+    #[must_use]
+    pub fn also_bind(mut self, address: impl Into<String>) -> Self {
+        self.bind.push(address.into());
+        self
+    }
+
+    /// Where others reach this endpoint, if that is not where it listens (behind a port mapping, or when it listens at
+    /// all addresses); port 0 stands for the port that was bound. May be called up to 8 times.
+    #[must_use]
+    pub fn advertise(mut self, address: impl Into<String>) -> Self {
+        self.advertise.push(address.into());
+        self
+    }
+
+    /// Bytes of the pool; default 256 MiB. All of it is allocated and populated when the endpoint is built.
+    #[must_use]
+    pub fn pool_size(mut self, bytes: u64) -> Self {
+        self.pool_size = bytes;
+        self
+    }
+
+    /// Bytes that every buffer's length is rounded up to within the pool: a power of two from 64 to 2 MiB; default
+    /// 4096.
+    #[must_use]
+    pub fn granule(mut self, bytes: u64) -> Self {
+        self.granule = bytes;
+        self
+    }
+
+    /// Huge pages for the pool; default: off.
+    #[must_use]
+    pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
+        self.huge_pages = huge_pages;
+        self
+    }
+
+    /// The paths that may be used; default: all. What is not allowed is an error, never a fallback.
+    #[must_use]
+    pub fn allow_paths(mut self, paths: Paths) -> Self {
+        self.paths = paths;
+        self
+    }
+
+    /// A secret that peers must share: control connections are authenticated and encrypted with it.
+    #[must_use]
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// Lets peers beyond this host in, and connects to them, without a secret: whoever reaches the port can get what is
+    /// published.
+    #[must_use]
+    pub fn insecure(mut self) -> Self {
+        self.insecure = true;
+        self
+    }
+
+    /// What it may hold.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// How long leases last: what a consumer that is gone without a word can hold a payload's memory for over a network,
+    /// and how often consumers report that they are alive. Default: 30 seconds.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.times.lease = nanoseconds(lease);
+        self
+    }
+
+    /// How much the clocks of two machines may drift apart during a lease; default: 300 milliseconds, which is one
+    /// percent of the default lease.
+    #[must_use]
+    pub fn drift_margin(mut self, margin: Duration) -> Self {
+        self.times.drift_margin = nanoseconds(margin);
+        self
+    }
+
+    /// How long connecting and agreeing on a path may take; default: 5 seconds.
+    #[must_use]
+    pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
+        self.times.handshake = nanoseconds(timeout);
+        self
+    }
+
+    /// How long [`Endpoint::alloc`], and puts of bytes, wait for room in the pool; default: 30 seconds.
+    #[must_use]
+    pub fn alloc_timeout(mut self, timeout: Duration) -> Self {
+        self.deadline = timeout;
+        self
+    }
+
+    /// Builds and starts the endpoint.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BadOption`], [`ErrorKind::AddressMalformed`], [`ErrorKind::Insecure`], or what the system says.
+    pub fn build(self) -> Result<Endpoint> {
+        let bad = |option, why: &str| Err(Error::new(BUILD, ErrorKind::BadOption { option, why: why.to_owned() }));
+        if self.pool_size == 0 {
+            return bad("pool_size", "it is zero");
+        }
+        if !self.granule.is_power_of_two() || !(64..=2 << 20).contains(&self.granule) {
+            return bad("granule", "it is no power of two from 64 to 2 MiB");
+        }
+        if self.paths == Paths::NONE {
+            return bad("allow_paths", "no path is allowed");
+        }
+        if self.times.drift_margin.saturating_mul(2) >= self.times.lease {
+            return bad("lease", "it is not longer than twice the drift margin");
+        }
+        if self.limits.key == 0 || self.limits.key > 1024 {
+            return bad("limits.key", "it is not from 1 to 1024");
+        }
+        if self.limits.send_queue == 0 || self.limits.in_flight == 0 || self.limits.gets == 0 {
+            return bad("limits", "a limit that must be 1 at least is zero");
+        }
+        let listeners = self.listen()?;
+        let advertised = self.advertised(&listeners.tcp)?;
+        let boot = boot_id()?;
+        let incarnation = random()?;
+        let process = process_id()?;
+        let unix_name = engine::unix_name_of(&incarnation);
+        let memory = Memory::shared(self.pool_size, self.huge_pages).map_err(verbs)?;
+        let rails = self.rails(&memory, &advertised, &unix_name)?;
+        if rails.is_empty() {
+            return bad("allow_paths", "none of the allowed paths is available on this machine");
+        }
+        let wants_unix = rails.iter().any(|rail| rail.path == Path::Shm);
+        let unix = if wants_unix {
+            let address = UnixAddr::from_abstract_name(&unix_name).map_err(|e| Error::os(BUILD, "unix name", &e))?;
+            Some(UnixListener::bind_addr(&address).map_err(|e| Error::os(BUILD, "bind", &e))?)
+        } else {
+            None
+        };
+        let identity = Identity {
+            boot,
+            incarnation,
+            process,
+            advertised: advertised.clone(),
+            unix_name: if wants_unix { unix_name } else { Vec::new() },
+        };
+        let config = Config {
+            identity,
+            paths: self.paths,
+            secret: self.secret,
+            insecure: self.insecure,
+            limits: self.limits,
+            times: self.times,
+        };
+        let pool = Pool::new(memory, self.granule)?;
+        let parts = Parts::new()?;
+        let engine = Engine::with_pool(config, pool.clone(), rails, parts.wake(), sys::boot_clock())?;
+        let driver = Driver::start(parts, engine, Listeners { tcp: listeners.tcp, unix })?;
+        Endpoint::start(Built { boot, incarnation, advertised, deadline: self.deadline, pool, driver })
+    }
+
+    fn listen(&self) -> Result<Listeners> {
+        let mut tcp = Vec::new();
+        for text in &self.bind {
+            let address = parse_address(BUILD, text)?;
+            for address in resolve(BUILD, &address)? {
+                if !address.ip().is_loopback() && self.secret.is_none() && !self.insecure {
+                    return Err(Error::new(BUILD, ErrorKind::Insecure { address: address.to_string() }));
+                }
+                // The standard library sets SO_REUSEADDR: an endpoint can be started again on the port it had.
+                tcp.push(TcpListener::bind(address).map_err(|e| Error::os(BUILD, "bind", &e))?);
+            }
+        }
+        Ok(Listeners { tcp, unix: None })
+    }
+
+    fn advertised(&self, listeners: &[TcpListener]) -> Result<Vec<Address>> {
+        let bound: Vec<SocketAddr> = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+        if self.advertise.is_empty() {
+            if let Some(any) = bound.iter().find(|address| address.ip().is_unspecified()) {
+                let why = format!("an endpoint that listens at {any} must be told where it can be reached");
+                return Err(Error::new(BUILD, ErrorKind::BadOption { option: "advertise", why }));
+            }
+            return Ok(bound.into_iter().map(Address::Ip).take(8).collect());
+        }
+        if self.advertise.len() > 8 {
+            return Err(Error::new(
+                BUILD,
+                ErrorKind::BadOption { option: "advertise", why: "more than 8 addresses".to_owned() },
+            ));
+        }
+        let port = bound.first().map_or(0, SocketAddr::port);
+        self.advertise.iter().map(|text| parse_address(BUILD, text).map(|address| with_port(address, port))).collect()
+    }
+
+    fn rails(&self, _memory: &Memory, _advertised: &[Address], _unix_name: &[u8]) -> Result<Vec<Rail>> {
+        Ok(Vec::new())
+    }
+}
+
+/// What a data connection to an endpoint begins with.
+fn preface(token: towline_verbs::Token) -> Vec<u8> {
+    Preface::new(Purpose::Data { token: token.0 }).encode().to_vec()
+}
+
+fn open_first(provider: &dyn Provider) -> towline_verbs::Result<Device> {
+    let devices = provider.devices()?;
+    let first = devices.first().map_or("", |device| device.name.as_str());
+    provider.open(first)
+}
+
+fn verbs(error: towline_verbs::Error) -> Error {
+    Error::new(BUILD, ErrorKind::Verbs(error))
+}
+
+/// The addresses behind a name.
+pub(crate) fn resolve(operation: &'static str, address: &Address) -> Result<Vec<SocketAddr>> {
+    match address {
+        Address::Ip(address) => Ok(vec![*address]),
+        Address::Host(host) => (host.name(), host.port()).to_socket_addrs().map(Iterator::collect).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(0);
+            Error::new(
+                operation,
+                ErrorKind::PeerUnreachable { address: address.to_string(), errno, tried: error.to_string() },
+            )
+        }),
+        Address::Unix(_) => {
+            let why = "a name in the Unix domain, where an address in the network is needed".to_owned();
+            Err(Error::new(operation, ErrorKind::AddressMalformed { text: address.to_string(), why }))
+        }
+    }
+}
+
+fn with_port(address: Address, port: u16) -> Address {
+    match address {
+        Address::Ip(mut address) if address.port() == 0 => {
+            address.set_port(port);
+            Address::Ip(address)
+        }
+        Address::Host(host) if host.port() == 0 => {
+            towline_control::address::Host::new(host.name(), port).map_or(Address::Host(host), Address::Host)
+        }
+        other => other,
+    }
+}
+
+/// The machine's boot id: `/proc/sys/kernel/random/boot_id` (`random(4)`), 128 bits as a UUID.
+fn boot_id() -> Result<[u8; 16]> {
+    const FILE: &str = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(FILE).map_err(|e| Error::os(BUILD, "boot_id", &e))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).map(u128::to_be_bytes).map_err(|_| {
+        Error::new(BUILD, ErrorKind::BadOption { option: "boot_id", why: format!("{FILE} holds no UUID") })
+    })
+}
+
+fn random() -> Result<[u8; 16]> {
+    sys::random_16().map_err(|e| Error::os(BUILD, "getrandom", &e))
+}
+
+/// Names this process within the machine; a forked child draws its own.
+fn process_id() -> Result<[u8; 16]> {
+    static DRAWN: OnceLock<(u32, [u8; 16])> = OnceLock::new();
+    let own = std::process::id();
+    if let Some((process, id)) = DRAWN.get() {
+        // After a fork the value is the parent's: an endpoint of the child gets one for itself.
+        return if *process == own { Ok(*id) } else { random() };
+    }
+    let id = random()?;
+    Ok(DRAWN.get_or_init(|| (own, id)).1)
+}
+
+fn nanoseconds(duration: Duration) -> Tick {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX / 4)
+}

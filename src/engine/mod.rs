@@ -1,0 +1,553 @@
+//! The engine: all logic of an endpoint as one machine without I/O.
+//!
+//! It takes time, the network and the providers from outside. Into it go connections made and lost, bytes received,
+//! completions, ticks, and the calls of its user; out of it come [`Action`]s, bytes to send, posted work requests, and
+//! wake-ups. There is no thread, socket or clock in it. The driver of the real endpoint feeds it from epoll and the
+//! boot clock; the simulation in `tests/simulation` feeds the same machine from a seeded schedule.
+//!
+//! A driver's duty:
+//! 1. after any call, take [`next_action`](Engine::next_action) until there is none, and for a
+//!    [`Flush`](Action::Flush) send what [`output`](Engine::output) holds;
+//! 2. call [`pump`](Engine::pump) whenever a device may have completed something, whenever
+//!    [`next_deadline`](Engine::next_deadline) has passed, and when the wake-up given to [`Engine::new`] was called.
+//!
+//! Peers, in the words of this module: a *link* is one control connection with its queue pair; the consumer's side of
+//! it holds *gets*, the producer's side *grants*.
+
+mod consume;
+mod fetch;
+mod link;
+mod produce;
+mod timers;
+
+pub use consume::{Delivery, GetRequest, HeldLease, OwnBytes, Source, Storage, unix_name_of};
+pub use link::{LinkId, Transport};
+pub use produce::{NewPart, PayloadId, PutOptions};
+
+use crate::pool::{Pool, Waiter};
+use crate::{Error, Path, Paths, Result};
+use consume::Get;
+use fetch::Fetch;
+use link::Link;
+use produce::{Grant, PayloadSlot};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use timers::Timers;
+use towline_control::address::Address;
+use towline_control::session::Secret;
+use towline_core::transfer::TransferTable;
+use towline_verbs::{Access, Completion, CompletionQueue, Device, Memory, MemoryRegion, ProtectionDomain};
+
+/// Nanoseconds of a clock that also counts while the machine is suspended.
+pub type Tick = u64;
+
+/// A get or another operation that somebody waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OperationId(pub u64);
+
+/// Who this endpoint is.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// The machine's boot id: the same for all processes of one host between two starts.
+    pub boot: [u8; 16],
+    /// Drawn at random when the endpoint was built.
+    pub incarnation: [u8; 16],
+    /// Drawn at random once a process.
+    pub process: [u8; 16],
+    /// Where others reach it.
+    pub advertised: Vec<Address>,
+    /// The abstract Unix socket it listens at, if it does.
+    pub unix_name: Vec<u8>,
+}
+
+/// What an endpoint may hold and do (I9).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Longest key, in bytes; at most 1024.
+    pub key: usize,
+    /// Payloads published at one time.
+    pub payloads: usize,
+    /// Control connections, in both directions together.
+    pub links: usize,
+    /// Leases that one peer may hold.
+    pub leases_per_peer: usize,
+    /// Gets that one peer may have waiting for a key.
+    pub waiting_per_peer: usize,
+    /// Gets of this endpoint in progress.
+    pub gets: usize,
+    /// Bytes that stay in quarantine because of one peer before its queue pair is broken at once.
+    pub quarantine_per_peer: u64,
+    /// Payloads up to this many bytes travel inside the grant.
+    pub eager: u32,
+    /// Bytes of control frames that may wait to be sent to one peer before nothing more is read from it.
+    pub backlog: usize,
+    /// Work requests in flight on one queue pair.
+    pub send_queue: u32,
+    /// Bytes in flight on one queue pair.
+    pub in_flight: u64,
+    /// How often a get is tried when connections or reads fail.
+    pub tries: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            key: 1024,
+            payloads: 65_536,
+            links: 1024,
+            leases_per_peer: 4096,
+            waiting_per_peer: 4096,
+            gets: 4096,
+            quarantine_per_peer: 1 << 30,
+            // Measured on loopback: up to here one message is faster than a message, a read request and its answer.
+            eager: 32 << 10,
+            backlog: 8 << 20,
+            send_queue: 128,
+            in_flight: 16 << 20,
+            tries: 4,
+        }
+    }
+}
+
+/// How long things take at most, in nanoseconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Times {
+    /// A lease, from the newest frame of the consumer that its grant or renewal echoes.
+    pub lease: Tick,
+    /// What both ends take off or add for clocks that drift.
+    pub drift_margin: Tick,
+    /// From connecting until both ends know each other.
+    pub handshake: Tick,
+    /// How long a finished lease may wait for company before the peer is told.
+    pub close_batch: Tick,
+    /// How long reads that a deadline overtook may go on before their queue pair is broken.
+    pub fence_grace: Tick,
+    /// Between two looks at a fence that is not there yet.
+    pub fence_poll: Tick,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        const MS: Tick = 1_000_000;
+        Self {
+            lease: 30_000 * MS,
+            drift_margin: 300 * MS,
+            handshake: 5_000 * MS,
+            close_batch: MS / 2,
+            fence_grace: 250 * MS,
+            fence_poll: 2 * MS,
+        }
+    }
+}
+
+/// How an endpoint is set up.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Who it is.
+    pub identity: Identity,
+    /// The paths it may use.
+    pub paths: Paths,
+    /// Peers must have the same.
+    pub secret: Option<Secret>,
+    /// Whether peers beyond this host are met without a secret.
+    pub insecure: bool,
+    /// Limits.
+    pub limits: Limits,
+    /// Times.
+    pub times: Times,
+}
+
+/// A device that payloads travel by, with the objects that the engine uses on it.
+#[derive(Debug)]
+pub struct Rail {
+    pub(crate) path: Path,
+    pub(crate) device: Device,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) pool: MemoryRegion,
+}
+
+impl Rail {
+    /// Opens what is needed on `device`, and registers the pool with it: peers may read it, our own reads may fill it,
+    /// nobody may write it from outside (I14).
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn new(path: Path, device: Device, pool: &Memory) -> towline_verbs::Result<Self> {
+        let capabilities = device.info().capabilities;
+        let pd = device.alloc_pd()?;
+        let cq = device.create_cq(capabilities.max_cqe)?;
+        let mut access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        if capabilities.scoped_keys {
+            access |= Access::MW_BIND;
+        }
+        let pool = pd.register(pool.clone(), access)?;
+        Ok(Self { path, device, pd, cq, pool })
+    }
+}
+
+/// What the driver is to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Connect: try the Unix name if there is one, then the addresses in order; then call
+    /// [`Engine::connected`] or [`Engine::connect_failed`].
+    Dial {
+        /// The link to be.
+        link: LinkId,
+        /// Abstract Unix socket to try first.
+        unix: Option<Vec<u8>>,
+        /// Network addresses.
+        addresses: Vec<Address>,
+    },
+    /// Send the link's output.
+    Flush(LinkId),
+    /// Bytes that a link which has ended owes its peer: send them as far as the connection takes them at once.
+    Last {
+        /// The link.
+        link: LinkId,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// Close the connection.
+    Close(LinkId),
+    /// Tell when the process at the other end of this Unix connection has ended, also after the connection was closed:
+    /// [`Engine::process_ended`].
+    WatchProcess(LinkId),
+    /// Nothing hangs on the end of that process any more.
+    UnwatchProcess(LinkId),
+    /// The operation has a result: [`Engine::take`].
+    Wake(OperationId),
+}
+
+/// What an endpoint has done and holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Payloads published so far.
+    pub puts: u64,
+    /// Gets and views that delivered.
+    pub gets: u64,
+    /// Gets and views that ended with an error.
+    pub failures: u64,
+    /// Bytes delivered, by path.
+    pub bytes: BTreeMap<Path, u64>,
+    /// Bytes delivered by another path than the first choice for that peer.
+    pub fallback_bytes: u64,
+    /// Times that a get was tried again.
+    pub retries: u64,
+    /// Payloads that can be got now.
+    pub payloads: u64,
+    /// Gets in progress here.
+    pub gets_in_progress: u64,
+    /// Gets of peers that wait here for a key.
+    pub waiting: u64,
+    /// Leases that peers hold.
+    pub leases: u64,
+    /// Leases that ended without their consumer's word and whose fence has not been seen.
+    pub fencing: u64,
+    /// Bytes of this endpoint in quarantine: no longer wanted, but a device or peer may still touch them (I3).
+    pub quarantined_bytes: u64,
+    /// Connected peers.
+    pub links: u64,
+    /// Bytes of the pool.
+    pub pool_bytes: u64,
+    /// Bytes of it that are free.
+    pub pool_free: u64,
+    /// Its largest free run.
+    pub pool_largest_free: u64,
+    /// Buffers out of it, those of payloads included.
+    pub pool_buffers: u64,
+    /// Who waits for room in it.
+    pub pool_waiting: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Timer {
+    /// A get's deadline.
+    Get(OperationId),
+    /// Connected, but not yet known to each other.
+    Handshake(LinkId),
+    /// Leases to be reported as closed.
+    Closes(LinkId),
+    /// Leases or waiting gets to be kept alive.
+    KeepAlive(LinkId),
+    /// A granted lease's end.
+    Grant(u64),
+    /// A look at fences of grants that are not there yet.
+    Fences,
+    /// The time to live of a payload.
+    Payload(PayloadId),
+    /// The end of patience with reads that were abandoned.
+    Abandoned(u64),
+    /// Another look at whether a get's remote memory is there to be read.
+    Remote(OperationId),
+    /// An operation that waits for consumers.
+    Consumers(OperationId),
+}
+
+/// The machine. See the [module](self).
+pub struct Engine {
+    config: Config,
+    pool: Arc<Pool>,
+    rails: Vec<Rail>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+    now: Tick,
+    timers: Timers<Timer>,
+    actions: VecDeque<Action>,
+    closing: bool,
+
+    links: BTreeMap<LinkId, Link>,
+    next_link: u64,
+    by_address: BTreeMap<String, LinkId>,
+    by_incarnation: BTreeMap<[u8; 16], LinkId>,
+    queue_pairs: BTreeMap<(usize, u32), LinkId>,
+
+    payloads: Vec<PayloadSlot>,
+    free_slots: Vec<u32>,
+    keys: BTreeMap<Vec<u8>, u32>,
+    waiting: BTreeMap<Vec<u8>, VecDeque<(LinkId, u64)>>,
+    grants: BTreeMap<u64, Grant>,
+    next_grant: u64,
+    fences_timer: bool,
+    consumers: BTreeMap<OperationId, produce::AwaitConsumers>,
+
+    gets: BTreeMap<OperationId, Get>,
+    results: BTreeMap<OperationId, Result<Delivery>>,
+    next_operation: u64,
+    room: BTreeMap<OperationId, Arc<Waiter>>,
+    remote_waits: BTreeSet<OperationId>,
+    fetches: BTreeMap<u64, Fetch>,
+    transfers: TransferTable<Box<[towline_core::Word]>>,
+    orphans: BTreeMap<[u8; 16], link::Orphans>,
+    completions: Vec<(usize, Completion)>,
+    posted: BTreeSet<usize>,
+    stats: Stats,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("links", &self.links.len())
+            .field("gets", &self.gets.len())
+            .field("grants", &self.grants.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// An engine over `pool`, with `rails` in order of preference. `wake` is called, from any thread, when
+    /// [`pump`](Self::pump) has something to do for another reason than completions and time.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::BadOption`] for limits that can't be.
+    pub(crate) fn with_pool(
+        config: Config,
+        pool: Arc<Pool>,
+        rails: Vec<Rail>,
+        wake: Arc<dyn Fn() + Send + Sync>,
+        now: Tick,
+    ) -> Result<Self> {
+        let transfers = fetch::transfer_table(config.limits.gets * 2)?;
+        Ok(Self {
+            config,
+            pool,
+            rails,
+            wake,
+            now,
+            timers: Timers::new(),
+            actions: VecDeque::new(),
+            closing: false,
+            links: BTreeMap::new(),
+            next_link: 1,
+            by_address: BTreeMap::new(),
+            by_incarnation: BTreeMap::new(),
+            queue_pairs: BTreeMap::new(),
+            payloads: Vec::new(),
+            free_slots: Vec::new(),
+            keys: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            grants: BTreeMap::new(),
+            next_grant: 1,
+            fences_timer: false,
+            consumers: BTreeMap::new(),
+            gets: BTreeMap::new(),
+            results: BTreeMap::new(),
+            next_operation: 1,
+            room: BTreeMap::new(),
+            remote_waits: BTreeSet::new(),
+            fetches: BTreeMap::new(),
+            transfers,
+            orphans: BTreeMap::new(),
+            completions: Vec::new(),
+            posted: BTreeSet::new(),
+            stats: Stats::default(),
+        })
+    }
+
+    /// As the endpoint's builder does it, for drivers of other authors and for the simulation: a pool over `memory`
+    /// with extents of whole `granule`s, and an engine over it.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::BadOption`] for a granule or limits that can't be.
+    pub fn new(
+        config: Config,
+        memory: Memory,
+        granule: u64,
+        rails: Vec<Rail>,
+        wake: Arc<dyn Fn() + Send + Sync>,
+        now: Tick,
+    ) -> Result<Self> {
+        Self::with_pool(config, Pool::new(memory, granule)?, rails, wake, now)
+    }
+
+    /// A buffer of the pool, now or not at all.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::PoolFull`], [`crate::ErrorKind::PoolTooSmall`], [`crate::ErrorKind::ZeroLength`].
+    pub fn allocate(&self, len: u64) -> Result<crate::Buffer> {
+        self.pool.allocate("alloc", len)
+    }
+
+    /// Asks the completion queues to raise an event for the next completion.
+    pub fn arm(&self) {
+        for rail in &self.rails {
+            rail.cq.arm();
+        }
+    }
+
+    /// Whether an operation has its result.
+    #[must_use]
+    pub fn has_result(&self, operation: OperationId) -> bool {
+        self.results.contains_key(&operation)
+            || self.consumers.get(&operation).is_some_and(produce::AwaitConsumers::is_done)
+    }
+
+    /// The rails to which something was posted since this was last asked: their devices have work.
+    pub fn take_posted(&mut self) -> impl Iterator<Item = usize> + use<> {
+        std::mem::take(&mut self.posted).into_iter()
+    }
+
+    /// Who it is.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.config.identity
+    }
+
+    /// The devices that payloads travel by, in order of preference.
+    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.rails.iter().map(|rail| &rail.device)
+    }
+
+    /// What the driver is to do next.
+    pub fn next_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When [`pump`](Self::pump) must be called at the latest.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Tick> {
+        self.timers.next_at()
+    }
+
+    /// Takes completions from the queues, then looks at the time, then acts on both. The time is taken after the
+    /// completions, so that nothing that arrived after a deadline passes for having arrived before it (I4).
+    pub fn pump(&mut self, clock: impl FnOnce() -> Tick) {
+        self.collect();
+        self.advance(clock());
+        self.handle_completions();
+        self.handle_room();
+        self.handle_timers();
+        self.check_queue_pairs();
+        self.post_reads();
+    }
+
+    /// What it has done and holds.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.stats.clone();
+        stats.payloads = self.payloads.iter().filter(|slot| slot.is_open()).count() as u64;
+        stats.gets_in_progress = self.gets.len() as u64;
+        stats.waiting = self.waiting.values().map(|queue| queue.len() as u64).sum();
+        stats.leases = self.grants.len() as u64;
+        stats.fencing = self.grants.values().filter(|grant| grant.is_fencing()).count() as u64;
+        stats.quarantined_bytes = self.fetches.values().filter_map(Fetch::quarantined).sum();
+        stats.links = self.links.values().filter(|link| link.is_open()).count() as u64;
+        stats.pool_bytes = self.pool.len();
+        stats.pool_free = self.pool.free();
+        stats.pool_largest_free = self.pool.largest_free_run();
+        stats.pool_buffers = self.pool.buffers();
+        stats.pool_waiting = self.pool.waiting() as u64;
+        stats
+    }
+
+    /// Begins to close: new operations are refused, gets in progress end with
+    /// [`Closed`](crate::ErrorKind::Closed), and what is published can't be got any more.
+    pub fn begin_close(&mut self, now: Tick) {
+        self.advance(now);
+        self.closing = true;
+        self.cancel_all_gets();
+        self.withdraw_all();
+    }
+
+    /// Whether nobody outside can touch the pool any more: no read is outstanding and no peer holds a lease.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.fetches.is_empty() && self.grants.is_empty()
+    }
+
+    /// Breaks every connection: queue pairs to the error state, a goodbye to every peer.
+    pub fn abort(&mut self, now: Tick) {
+        self.advance(now);
+        self.closing = true;
+        self.cancel_all_gets();
+        self.withdraw_all();
+        self.close_all_links();
+    }
+
+    /// An error if the endpoint is closed or being closed.
+    fn check_open(&self, operation: &'static str) -> Result<()> {
+        if self.closing { Err(Error::new(operation, crate::ErrorKind::Closed)) } else { Ok(()) }
+    }
+
+    fn advance(&mut self, now: Tick) {
+        // A clock that is passed in from several threads may come out of order by a little: it never runs back here.
+        self.now = self.now.max(now);
+    }
+
+    fn new_operation(&mut self) -> OperationId {
+        let id = OperationId(self.next_operation);
+        self.next_operation += 1;
+        id
+    }
+
+    /// Takes everything that the completion queues hold.
+    fn collect(&mut self) {
+        const ROOM: usize = 256;
+        let mut taken = Vec::new();
+        for (rail, objects) in self.rails.iter().enumerate() {
+            while objects.cq.poll(&mut taken, ROOM) > 0 {
+                self.completions.extend(taken.drain(..).map(|completion| (rail, completion)));
+            }
+        }
+    }
+
+    fn handle_timers(&mut self) {
+        while let Some(timer) = self.timers.pop_due(self.now) {
+            match timer {
+                Timer::Get(operation) => self.get_deadline(operation),
+                Timer::Handshake(link) => self.handshake_deadline(link),
+                Timer::Closes(link) => self.send_closes(link),
+                Timer::KeepAlive(link) => self.send_keep_alive(link),
+                Timer::Grant(grant) => self.grant_deadline(grant),
+                Timer::Fences => self.look_at_fences(),
+                Timer::Payload(payload) => self.payload_deadline(payload),
+                Timer::Abandoned(transfer) => self.abandoned_deadline(transfer),
+                Timer::Remote(operation) => self.remote_again(operation),
+                Timer::Consumers(operation) => self.consumers_deadline(operation),
+            }
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! The endpoint's pool: one registered memory, the extents handed out of it, and who waits for room.
+//!
+//! Extents come from core's `BufferPool`. This layer adds owners ([`Buffer`]) and waiting: first come, first served,
+//! and no lost wake-up. While anybody waits, nobody overtakes him, not even with a smaller need: a release serves the
+//! queue from its front, as far as there is room.
+//!
+//! No lost wake-up: a waiter counts itself in `waiting` and then tries once more; a release frees its extent and then
+//! looks at `waiting`. With a full fence between the two steps on both sides, one of them sees the other.
+
+use crate::sys;
+use crate::{Error, ErrorKind, Result};
+use core::fmt;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use towline_core::Word;
+use towline_core::pool::{BufferPool, Extent, PoolLayout};
+use towline_verbs::Memory;
+
+/// One registered memory and its extents.
+pub(crate) struct Pool {
+    memory: Memory,
+    extents: BufferPool<Box<[Word]>>,
+    waiting: AtomicUsize,
+    queue: Mutex<VecDeque<Arc<Waiter>>>,
+    buffers: AtomicU64,
+}
+
+impl Pool {
+    /// A pool over all of `memory`.
+    pub(crate) fn new(memory: Memory, granule: u64) -> Result<Arc<Self>> {
+        let bad = |why: String| Error::new("build", ErrorKind::BadOption { option: "granule", why });
+        let layout = PoolLayout::new(memory.len(), granule).map_err(|e| bad(e.to_string()))?;
+        let mut storage = Vec::new();
+        storage.resize_with(layout.words(), Word::default);
+        let extents = BufferPool::new(storage.into_boxed_slice(), layout).map_err(|e| bad(e.to_string()))?;
+        Ok(Arc::new(Self {
+            memory,
+            extents,
+            waiting: AtomicUsize::new(0),
+            queue: Mutex::default(),
+            buffers: AtomicU64::new(0),
+        }))
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Bytes of the pool.
+    pub(crate) fn len(&self) -> u64 {
+        self.extents.layout().region_len()
+    }
+
+    pub(crate) fn free(&self) -> u64 {
+        self.extents.free_granules() * self.extents.layout().granule()
+    }
+
+    pub(crate) fn largest_free_run(&self) -> u64 {
+        self.extents.largest_free_run() * self.extents.layout().granule()
+    }
+
+    /// Extents that somebody owns.
+    pub(crate) fn buffers(&self) -> u64 {
+        self.buffers.load(Ordering::Relaxed)
+    }
+
+    /// How many wait for room.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// A buffer now, or the reason why not. Fails while others wait, since they came first.
+    pub(crate) fn allocate(self: &Arc<Self>, operation: &'static str, len: u64) -> Result<Buffer> {
+        self.check(operation, len)?;
+        if self.waiting.load(Ordering::SeqCst) == 0
+            && let Some(extent) = self.claim(len)
+        {
+            return Ok(Buffer { pool: self.clone(), extent, len });
+        }
+        Err(self.full(operation, len))
+    }
+
+    /// Joins the queue for `len` bytes. `notify` is called once, from any thread and without a lock held, when the
+    /// buffer is there to be [taken](Waiter::take); not if it was there at once.
+    pub(crate) fn wait(
+        self: &Arc<Self>,
+        operation: &'static str,
+        len: u64,
+        notify: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Arc<Waiter>> {
+        self.check(operation, len)?;
+        let waiter = Arc::new(Waiter {
+            pool: self.clone(),
+            need: len,
+            state: Mutex::new(WaiterState::Waiting),
+            notify: Box::new(notify),
+        });
+        lock(&self.queue).push_back(waiter.clone());
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.serve();
+        Ok(waiter)
+    }
+
+    /// The error that says how full it is.
+    pub(crate) fn full(&self, operation: &'static str, need: u64) -> Error {
+        Error::new(operation, ErrorKind::PoolFull { need, free: self.free(), largest: self.largest_free_run() })
+    }
+
+    fn check(&self, operation: &'static str, len: u64) -> Result<()> {
+        if len == 0 {
+            return Err(Error::new(operation, ErrorKind::ZeroLength));
+        }
+        if len > self.len() {
+            return Err(Error::new(operation, ErrorKind::PoolTooSmall { need: len, pool: self.len() }));
+        }
+        Ok(())
+    }
+
+    fn claim(&self, len: u64) -> Option<Extent> {
+        let extent = self.extents.allocate(len, crate::layout::PART_ALIGN).ok()?;
+        self.buffers.fetch_add(1, Ordering::Relaxed);
+        Some(extent)
+    }
+
+    fn release(&self, extent: Extent) {
+        self.buffers.fetch_sub(1, Ordering::Relaxed);
+        let released = self.extents.release(extent);
+        debug_assert!(released.is_ok(), "a buffer is the only owner of its extent: {released:?}");
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.serve();
+        }
+    }
+
+    /// Serves the queue from its front as far as there is room.
+    fn serve(&self) {
+        let mut served = Vec::new();
+        {
+            let mut queue = lock(&self.queue);
+            while let Some(front) = queue.front() {
+                let mut state = lock(&front.state);
+                if matches!(*state, WaiterState::Waiting) {
+                    let Some(extent) = self.claim(front.need) else { break };
+                    *state = WaiterState::Granted(extent);
+                    drop(state);
+                    served.push(front.clone());
+                } else {
+                    drop(state);
+                }
+                queue.pop_front();
+                self.waiting.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        for waiter in served {
+            (waiter.notify)();
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("len", &self.len()).field("free", &self.free()).finish_non_exhaustive()
+    }
+}
+
+/// A place in the queue for room.
+pub(crate) struct Waiter {
+    pool: Arc<Pool>,
+    need: u64,
+    state: Mutex<WaiterState>,
+    notify: Box<dyn Fn() + Send + Sync>,
+}
+
+enum WaiterState {
+    Waiting,
+    Granted(Extent),
+    Done,
+}
+
+impl Waiter {
+    /// The buffer, once, if it is there.
+    pub(crate) fn take(&self) -> Option<Buffer> {
+        let mut state = lock(&self.state);
+        let WaiterState::Granted(extent) = *state else { return None };
+        *state = WaiterState::Done;
+        drop(state);
+        Some(Buffer { pool: self.pool.clone(), extent, len: self.need })
+    }
+
+    /// Leaves the queue; a buffer that was granted meanwhile goes to whoever is next.
+    pub(crate) fn cancel(&self) {
+        let mut state = lock(&self.state);
+        let before = core::mem::replace(&mut *state, WaiterState::Done);
+        drop(state);
+        match before {
+            WaiterState::Granted(extent) => self.pool.release(extent),
+            WaiterState::Waiting => self.pool.serve(), // it may have been the front that held the others up
+            WaiterState::Done => {}
+        }
+    }
+}
+
+impl fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiter").field("need", &self.need).finish_non_exhaustive()
+    }
+}
+
+/// An exclusively owned, writable part of an endpoint's pool. Dropping it gives it back.
+pub struct Buffer {
+    pool: Arc<Pool>,
+    extent: Extent,
+    len: u64,
+}
+
+impl Buffer {
+    /// Length in bytes, as asked for.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Never: a pool hands out no buffer of zero bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes. A buffer fresh from the pool holds whatever its last owner left there.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        sys::owned_bytes(self.pool.memory(), self.extent.offset(), self.len)
+    }
+
+    /// The bytes, to write.
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        sys::owned_bytes_mut(self.pool.memory(), self.extent.offset(), self.len)
+    }
+
+    /// Offset of the first byte within the pool.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.extent.offset()
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+impl AsMut<[u8]> for Buffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.pool.release(self.extent);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("offset", &self.offset()).field("len", &self.len).finish()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+    use towline_verbs::memory::HugePages;
+
+    const MIB: u64 = 1 << 20;
+
+    fn pool(len: u64) -> Arc<Pool> {
+        Pool::new(Memory::shared(len, HugePages::Off).unwrap(), 4096).unwrap()
+    }
+
+    #[test]
+    fn a_full_pool_says_need_free_and_largest() {
+        let pool = pool(MIB);
+        let held = pool.allocate("alloc", MIB / 2).unwrap();
+        let error = pool.allocate("alloc", MIB).unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::PoolFull { need: MIB, free: MIB / 2, largest: MIB / 2 });
+        assert!(matches!(pool.allocate("alloc", 2 * MIB).unwrap_err().kind(), ErrorKind::PoolTooSmall { .. }));
+        assert!(matches!(pool.allocate("alloc", 0).unwrap_err().kind(), ErrorKind::ZeroLength));
+        drop(held);
+        assert_eq!((pool.free(), pool.buffers()), (MIB, 0));
+    }
+
+    #[test]
+    fn waiters_are_served_in_order_and_not_overtaken() {
+        let pool = pool(MIB);
+        let held = pool.allocate("alloc", MIB).unwrap();
+        let called = Arc::new(AtomicU32::new(0));
+        let counted = |called: &Arc<AtomicU32>| {
+            let called = called.clone();
+            move || {
+                called.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        let first = pool.wait("alloc", MIB, counted(&called)).unwrap();
+        let second = pool.wait("alloc", 4096, counted(&called)).unwrap();
+        assert!(pool.allocate("alloc", 4096).is_err(), "nobody overtakes those who wait");
+        drop(held);
+        let buffer = first.take().expect("the first is served");
+        assert!(second.take().is_none(), "the second waits for the first to be done");
+        drop(buffer);
+        assert!(second.take().is_some());
+        assert_eq!(called.load(Ordering::SeqCst), 2);
+        assert_eq!((pool.free(), pool.waiting()), (MIB, 0));
+    }
+
+    #[test]
+    fn a_waiter_that_leaves_lets_the_next_one_in() {
+        let pool = pool(MIB);
+        let held = pool.allocate("alloc", MIB / 2).unwrap();
+        let large = pool.wait("alloc", MIB, || {}).unwrap();
+        let small = pool.wait("alloc", 4096, || {}).unwrap();
+        assert!(small.take().is_none());
+        large.cancel();
+        assert!(small.take().is_some());
+        drop(held);
+        let granted = pool.wait("alloc", MIB, || {}).unwrap();
+        granted.cancel();
+        assert_eq!((pool.free(), pool.waiting(), pool.buffers()), (MIB, 0, 0));
+    }
+
+    #[test]
+    fn many_threads_that_wait_all_get_their_turn() {
+        let pool = pool(MIB);
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for round in 0..200u64 {
+                        let (sender, receiver) = std::sync::mpsc::channel();
+                        let need = 4096 * (1 + (thread * 31 + round * 17) % 256);
+                        let waiter = pool.wait("alloc", need, move || sender.send(()).unwrap_or(())).unwrap();
+                        let mut buffer = loop {
+                            if let Some(buffer) = waiter.take() {
+                                break buffer;
+                            }
+                            receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("no lost wake-up");
+                        };
+                        buffer.as_mut_slice().fill(thread as u8);
+                        assert!(buffer.as_slice().iter().all(|byte| *byte == thread as u8));
+                    }
+                });
+            }
+        });
+        assert_eq!((pool.free(), pool.waiting(), pool.buffers()), (MIB, 0, 0));
+    }
+}
