@@ -150,7 +150,7 @@ fn decode_base64(text: &str) -> Option<Vec<u8>> {
         }
         word <<= 6 * (4 - chunk.len());
         let whole = chunk.len() * 6 / 8;
-        if whole == 0 || word << (8 + 8 * whole) != 0 {
+        if whole == 0 || word & ((1 << (24 - 8 * whole)) - 1) != 0 {
             return None;
         }
         out.extend(&word.to_be_bytes()[1..=whole]);
