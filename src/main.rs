@@ -1,3 +1,7 @@
-//! The command `towline`.
+//! The command `towline`: shows what this machine offers, and how fast payloads travel between two processes.
 
-fn main() {}
+mod command;
+
+fn main() -> std::process::ExitCode {
+    command::run()
+}

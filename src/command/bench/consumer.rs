@@ -1,0 +1,279 @@
+//! The consuming side: gets payloads, checks them, and receives the bare bytes of the limits.
+
+use super::content::{Content, PartSeen, Readable, check};
+use super::lanes;
+use super::layout::Layout;
+use super::limits::{Order, Received, Variant, memory, tcp};
+use super::message::{Batch, Channel, Checked, GetStamps, Gets, Setup, Stream, ToConsumer};
+use super::mover::{Address, Arrived, Journey, Mover, Needs};
+use super::plan;
+use super::producer::{key, reply};
+use super::serialized::Tree;
+use crate::command::Failure;
+use crate::command::args::Mode;
+use crate::command::sys::{PAGE, Pages, Shared, cpu_seconds, now_ns};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// Obeys the orders from `channel` until it ends. `shared` is memory shared with the producer, where both are on one
+/// host, and otherwise this process's own.
+pub(crate) fn serve<M: Mover>(mut channel: Channel, shared: OwnedFd) -> Result<(), Failure> {
+    let mut consumer: Consumer<M> =
+        Consumer { words: map(&shared, 0)?, fd: shared, dialled: None, connections: None, row: None };
+    while let Some(order) = channel.next()? {
+        match order {
+            ToConsumer::Prepare(setup, producer) => reply(&mut channel, consumer.prepare(setup, producer)),
+            ToConsumer::Gather(batch) => reply(&mut channel, consumer.gather(batch)),
+            ToConsumer::Check => reply(&mut channel, consumer.check()),
+            ToConsumer::Dial(address) => reply(&mut channel, consumer.dial(&address)),
+            ToConsumer::Connect(address) => reply(&mut channel, consumer.connect(&address)),
+            ToConsumer::Reset => {
+                memory::reset(&consumer.words);
+                reply(&mut channel, Ok(()))
+            }
+            ToConsumer::Sample(order) => reply(&mut channel, consumer.sample(&order)),
+            ToConsumer::Echo { rounds, dialled } => {
+                let stream = if dialled { consumer.dialled.as_mut() } else { Some(channel.stream()) };
+                let stream = stream.ok_or_else(|| Failure::Failed("nothing was dialled".into()))?;
+                stream.echo(rounds).map_err(|e| Failure::failed("answering pings", e))
+            }
+            ToConsumer::Spin(rounds) => {
+                let outcome = memory::spin(&consumer.words, false, rounds).map(|_| ());
+                reply(&mut channel, outcome)
+            }
+            ToConsumer::Finish => reply(&mut channel, consumer.finish()),
+        }?;
+    }
+    Ok(())
+}
+
+fn map(fd: &OwnedFd, len: usize) -> Result<Shared, Failure> {
+    Shared::map(fd, len).map_err(|e| Failure::failed("mapping the shared memory", e))
+}
+
+struct Consumer<M: Mover> {
+    fd: OwnedFd,
+    /// The words of the shared memory.
+    words: Shared,
+    dialled: Option<Stream>,
+    connections: Option<tcp::Connections>,
+    row: Option<Row<M>>,
+}
+
+/// What it holds for one row.
+struct Row<M: Mover> {
+    setup: Setup,
+    layout: Layout,
+    mover: M,
+    producer: Address,
+    /// Bytes outside the pool: where mode `copy` and the limits put theirs.
+    own: Pages,
+    /// The source of the limit that copies within this process.
+    second: Pages,
+    /// Memory to compare a view with.
+    populated: Option<Pages>,
+    shared: Option<Shared>,
+    /// What the last batch brought, and its first operation.
+    held: Vec<Held<M::Payload>>,
+    first: u64,
+}
+
+/// One payload that was got and not yet checked.
+enum Held<P> {
+    /// In the pool, or mapped.
+    Payload(P),
+    /// In the consumer's own bytes.
+    Own(Vec<PartSeen>),
+    /// As tensors.
+    Tree(Tree),
+}
+
+impl<M: Mover> Consumer<M> {
+    fn row(&mut self) -> Result<&mut Row<M>, Failure> {
+        self.row.as_mut().ok_or_else(|| Failure::Failed("the consumer has no row".into()))
+    }
+
+    fn prepare(&mut self, setup: Setup, producer: Address) -> Result<(), Failure> {
+        let layout = plan::layout(setup.mode, setup.size);
+        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let mover = M::open(&Needs {
+            pool: plan::consumer_pool(&setup),
+            path: setup.path,
+            bind: loopback, // nobody calls a consumer
+            patience: Duration::from_secs(setup.patience_s),
+        })?;
+        let size = setup.size as usize;
+        let memory = |e| Failure::failed("memory of the consumer's own", e);
+        let pages = |len| {
+            let mut pages = Pages::new(len).map_err(memory)?;
+            pages.touch();
+            Ok(pages)
+        };
+        let own = pages(plan::own_bytes(&setup))?;
+        let second = pages(if setup.second_area { size } else { 0 })?;
+        let populated = (setup.mode == Mode::View).then(|| Pages::populated_memfd(size).map_err(memory)).transpose()?;
+        let shared = setup.through.then(|| map(&self.fd, size)).transpose()?;
+        if let Some(shared) = &shared {
+            shared.touch(size);
+        }
+        let (held, first) = (vec![], 0);
+        self.row = Some(Row { setup, layout, mover, producer, own, second, populated, shared, held, first });
+        Ok(())
+    }
+
+    fn gather(&mut self, batch: Batch) -> Result<Gets, Failure> {
+        let row = self.row()?;
+        row.first = batch.first;
+        row.held.clear();
+        let Row { setup, mover, producer, own, .. } = row;
+        let (setup, mover, producer) = (&*setup, &*mover, &*producer);
+        let key = |index: usize| key(setup.row, batch.first + index as u64);
+        let indices = 0..batch.count as usize;
+        let cpu = cpu_seconds();
+        let got = match setup.mode {
+            Mode::Copy => {
+                let areas = own.chunks_mut(setup.size as usize).take(batch.count as usize);
+                lanes::run(setup.concurrency, areas, |index, area| {
+                    let key = key(index);
+                    let called = now_ns();
+                    let (journey, parts) = mover.get_into(producer, &key, area)?;
+                    let returned = now_ns();
+                    Ok((GetStamps { called, returned, end: returned }, journey, Held::Own(parts)))
+                })
+            }
+            Mode::Serialized => lanes::run(setup.concurrency, indices, |index, _| {
+                let key = key(index);
+                let called = now_ns();
+                let payload = mover.get(producer, &key)?;
+                let returned = now_ns();
+                let bytes = payload.bytes(0).ok_or_else(|| Failure::Failed("the payload has no bytes".into()))?;
+                let tree = Tree::decode(bytes).map_err(Failure::Failed)?;
+                Ok((GetStamps { called, returned, end: now_ns() }, payload.journey(), Held::Tree(tree)))
+            }),
+            Mode::View | Mode::ZeroCopy | Mode::Tree | Mode::Gpu => {
+                lanes::run(setup.concurrency, indices, |index, _| {
+                    let key = key(index);
+                    let called = now_ns();
+                    let payload = match setup.mode {
+                        Mode::View => mover.view(producer, &key)?,
+                        _ => mover.get(producer, &key)?,
+                    };
+                    let returned = now_ns();
+                    let journey = payload.journey();
+                    Ok((GetStamps { called, returned, end: returned }, journey, Held::Payload(payload)))
+                })
+            }
+        };
+        let got: Vec<(GetStamps, Journey, Held<M::Payload>)> = got?;
+        let cpu = cpu_seconds() - cpu;
+        let mut gets = Gets { stamps: vec![], cpu, journeys: vec![] };
+        for (stamps, journey, held) in got {
+            gets.stamps.push(stamps);
+            if !gets.journeys.contains(&journey) || journey.retries > 0 || journey.fallback_bytes > 0 {
+                gets.journeys.push(journey);
+            }
+            row.held.push(held);
+        }
+        Ok(gets)
+    }
+
+    fn check(&mut self) -> Result<Checked, Failure> {
+        let row = self.row()?;
+        let mut checked = Checked { touch: vec![], touch_own: vec![] };
+        if let Some(populated) = &row.populated {
+            for held in &row.held {
+                if let Held::Payload(view) = held {
+                    checked.touch.push(timed(|| view.touch()));
+                    checked.touch_own.push(timed(|| read_pages(populated)));
+                }
+            }
+        }
+        let size = row.setup.size as usize;
+        for (index, held) in row.held.drain(..).enumerate() {
+            let operation = row.first + index as u64;
+            let check =
+                |arrived: &dyn Readable| check(&row.layout, row.setup.seed, operation, row.setup.verify, arrived);
+            let outcome = match &held {
+                Held::Payload(payload) => check(payload),
+                Held::Own(parts) => check(&Own { parts, bytes: &row.own[index * size..][..size] }),
+                Held::Tree(tree) => check(tree),
+            };
+            outcome.map_err(|mismatch| Failure::Failed(format!("operation {operation} arrived wrong: {mismatch}")))?;
+        }
+        Ok(checked)
+    }
+
+    fn dial(&mut self, address: &str) -> Result<(), Failure> {
+        let stream = TcpStream::connect(address).and_then(Stream::tcp);
+        self.dialled = Some(stream.map_err(|e| Failure::failed(format!("connecting to {address}"), e))?);
+        Ok(())
+    }
+
+    fn connect(&mut self, address: &str) -> Result<(), Failure> {
+        let connections = tcp::Connections::connect(address);
+        self.connections = Some(connections.map_err(|e| Failure::failed(format!("connecting to {address}"), e))?);
+        Ok(())
+    }
+
+    fn sample(&mut self, order: &Order) -> Result<Received, Failure> {
+        let row = self.row.as_mut().ok_or_else(|| Failure::Failed("the consumer has no row".into()))?;
+        let size = order.size as usize;
+        let Some(own) = row.own.get_mut(..size) else {
+            return Err(Failure::Failed("the consumer's own memory is too small".into()));
+        };
+        match (&order.variant, &row.shared, &self.connections) {
+            (Variant::Memory { streaming, threads }, ..) if row.second.len() >= size => {
+                Content::new(order.fill, order.size).fill(0, &mut row.second[..size]);
+                Ok(memory::copy(*streaming, *threads, own, &row.second[..size], order.rounds))
+            }
+            (Variant::Through { streaming, .. }, Some(shared), _) => {
+                memory::copy_out(*streaming, shared, own, order.rounds)
+            }
+            (Variant::Tcp { line, write, streams }, _, Some(connections)) => {
+                tcp::receive(connections, line, *streams, *write as usize, own, order.rounds)
+            }
+            _ => Err(Failure::Failed(format!("the consumer isn't ready for {}", order.variant))),
+        }
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        match self.row.take() {
+            Some(row) => {
+                drop(row.held);
+                row.mover.close()
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn timed(work: impl FnOnce()) -> u64 {
+    let begin = now_ns();
+    work();
+    now_ns() - begin
+}
+
+/// Reads one byte of every page.
+fn read_pages(bytes: &[u8]) {
+    for byte in bytes.iter().step_by(PAGE) {
+        std::hint::black_box(*std::hint::black_box(byte));
+    }
+}
+
+/// A payload in the consumer's own bytes.
+struct Own<'a> {
+    parts: &'a [PartSeen],
+    bytes: &'a [u8],
+}
+
+impl Readable for Own<'_> {
+    fn parts(&self) -> Vec<PartSeen> {
+        self.parts.to_vec()
+    }
+
+    fn read(&self, part: usize, offset: u64, out: &mut [u8]) {
+        let start = self.parts[..part].iter().map(|p| p.len).sum::<u64>() + offset;
+        out.copy_from_slice(&self.bytes[start as usize..][..out.len()]);
+    }
+}

@@ -1,0 +1,277 @@
+//! Which rows are run, and what each needs.
+
+use super::layout::Layout;
+use super::limits::Kind;
+use super::message::Setup;
+use super::report::Clock;
+use super::serialized::encoded_bound;
+use crate::command::Failure;
+use crate::command::args::{BenchArgs, Mode, Path, Size};
+use crate::command::devices;
+use std::time::Duration;
+
+/// What a part may take in a pool beyond its length.
+const GRANULE: u64 = 4096;
+/// What a pool has beyond its payloads.
+const SPARE: u64 = 1 << 20;
+/// From this size on a payload is large: prepared and checked alone.
+const LARGE: u64 = 16 << 20;
+
+/// One row to come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowPlan {
+    pub(crate) path: Path,
+    pub(crate) mode: Mode,
+    pub(crate) size: u64,
+}
+
+/// How long a row goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Effort {
+    /// Operations before the measured ones.
+    pub(crate) warmup: u64,
+    /// Exactly this many measured operations, if given.
+    pub(crate) count: Option<u64>,
+    /// Otherwise at least so many,
+    pub(crate) at_least: u64,
+    /// and no more after this time.
+    pub(crate) budget: Duration,
+}
+
+/// The rows that `args` ask for, in order.
+///
+/// # Errors
+/// [`Failure::Refused`] for what this machine doesn't have.
+pub(crate) fn rows(args: &BenchArgs) -> Result<Vec<RowPlan>, Failure> {
+    let remote = args.connect.is_some();
+    let paths = match (&args.path[..], remote) {
+        ([], false) => vec![Path::Shm, Path::Tcp],
+        ([], true) => vec![Path::Auto],
+        (asked, _) => distinct(asked),
+    };
+    for path in &paths {
+        if let Some(reason) = devices::missing(*path) {
+            return Err(Failure::Refused(format!("--path {path} isn't available here: {reason}")));
+        }
+    }
+    if args.mode.contains(&Mode::Gpu) {
+        return Err(Failure::Refused(format!("--mode gpu isn't available here: {}", devices::missing_gpu())));
+    }
+    let viewable = |path: Path| path == Path::Shm || (path == Path::Auto && !remote);
+    if args.mode.contains(&Mode::View) && !paths.iter().any(|&path| viewable(path)) {
+        let asked: Vec<_> = paths.iter().map(ToString::to_string).collect();
+        let why = format!("--mode view needs both processes on one host and the path shm, not {}", asked.join(", "));
+        return Err(Failure::Refused(why));
+    }
+    let default_modes = [Mode::View, Mode::ZeroCopy, Mode::Copy, Mode::Tree, Mode::Serialized];
+    let modes = if args.mode.is_empty() { default_modes.to_vec() } else { distinct(&args.mode) };
+    let sizes = if args.size.is_empty() { vec![Size(190 << 20), Size(4 << 10)] } else { distinct(&args.size) };
+    let mut rows = vec![];
+    for Size(size) in sizes {
+        for &path in &paths {
+            for &mode in modes.iter().filter(|&&mode| mode != Mode::View || viewable(path)) {
+                rows.push(RowPlan { path, mode, size });
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn distinct<T: PartialEq + Copy>(asked: &[T]) -> Vec<T> {
+    let mut kept = vec![];
+    for &item in asked {
+        if !kept.contains(&item) {
+            kept.push(item);
+        }
+    }
+    kept
+}
+
+impl RowPlan {
+    /// What both sides are told.
+    pub(crate) fn setup(&self, row: u64, args: &BenchArgs) -> Setup {
+        let local = args.connect.is_none();
+        let limit = |path| Kind::of(self.mode, path);
+        let same_host = local && matches!(self.path, Path::Shm | Path::Auto);
+        let batch = batch(self.size, args.concurrency, args.count);
+        Setup {
+            row,
+            path: self.path,
+            mode: self.mode,
+            size: self.size,
+            seed: args.seed,
+            verify: args.verify,
+            batch,
+            concurrency: args.concurrency,
+            consumers: args.consumers,
+            clock: if local { Clock::One } else { Clock::Consumer },
+            second_area: same_host && limit("shm") == Some(Kind::Memory),
+            through: same_host && limit("shm") == Some(Kind::Through),
+            // A tenth of the slowest rate seen, 0.16 GB/s, and a start that no busy machine misses.
+            patience_s: 30 + self.size * u64::from(batch) / 16_000_000,
+        }
+    }
+
+    /// How long it goes on.
+    pub(crate) fn effort(&self, args: &BenchArgs) -> Effort {
+        let large = self.size >= LARGE;
+        Effort {
+            warmup: args.warmup.unwrap_or(if large { 2 } else { 64 }),
+            count: args.count,
+            at_least: if self.mode == Mode::Serialized { 3 } else { 5 },
+            budget: Duration::from_millis(if large { 2000 } else { 700 }),
+        }
+    }
+}
+
+/// Operations prepared together: small ones many, so that the messages between them don't weigh; with several in
+/// flight enough that they stay in flight, as far as a quarter of a GiB goes.
+fn batch(size: u64, concurrency: u32, count: Option<u64>) -> u32 {
+    let wanted = match concurrency {
+        1 => (LARGE / size).clamp(1, 16) as u32,
+        c => {
+            let rounds = ((256 << 20) / (size * u64::from(c))).clamp(1, 8) as u32;
+            c * rounds.max(u32::from(size < LARGE) * 2)
+        }
+    };
+    wanted.min(u32::try_from(count.unwrap_or(u64::MAX)).unwrap_or(u32::MAX))
+}
+
+/// The parts of a payload.
+pub(crate) fn layout(mode: Mode, size: u64) -> Layout {
+    match mode {
+        Mode::Tree | Mode::Serialized => Layout::tree(size),
+        Mode::View | Mode::ZeroCopy | Mode::Copy | Mode::Gpu => Layout::single(size),
+    }
+}
+
+/// Bytes of the producer's pool.
+pub(crate) fn producer_pool(setup: &Setup) -> u64 {
+    SPARE + u64::from(setup.batch) * in_pool(setup)
+}
+
+/// Bytes of a consumer's pool.
+pub(crate) fn consumer_pool(setup: &Setup) -> u64 {
+    match setup.mode {
+        Mode::View => SPARE,
+        _ => SPARE + u64::from(setup.batch) * in_pool(setup),
+    }
+}
+
+/// What one payload takes in a pool.
+fn in_pool(setup: &Setup) -> u64 {
+    let layout = layout(setup.mode, setup.size);
+    match setup.mode {
+        Mode::Serialized => encoded_bound(&layout).next_multiple_of(GRANULE),
+        _ => layout.parts().iter().map(|part| part.len.max(1).next_multiple_of(GRANULE)).sum(),
+    }
+}
+
+/// Bytes outside the pools that each side has: the payloads of mode `copy`, and an end for the limits.
+pub(crate) fn own_bytes(setup: &Setup) -> usize {
+    let payloads = match setup.mode {
+        Mode::Copy => u64::from(setup.batch),
+        Mode::ZeroCopy | Mode::Tree => 1,
+        Mode::View | Mode::Serialized | Mode::Gpu => 0,
+    };
+    (setup.size * payloads) as usize
+}
+
+/// Bytes of memory that the row needs, all processes of this host together.
+pub(crate) fn memory(setup: &Setup) -> u64 {
+    let consumers = u64::from(setup.consumers);
+    let producer = if setup.clock == Clock::One { producer_pool(setup) + own_bytes(setup) as u64 } else { 0 };
+    let consumer = consumer_pool(setup) + own_bytes(setup) as u64 + u64::from(setup.second_area) * setup.size;
+    let populated = if setup.mode == Mode::View { setup.size } else { 0 };
+    let through = u64::from(setup.through) * setup.size;
+    // The tensors, their encoding that grows by doubling, and the tensors decoded.
+    let serialized = if setup.mode == Mode::Serialized { setup.size * u64::from(setup.batch) * 3 } else { 0 };
+    producer + consumers * (consumer + populated + through) + serialized
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::args::{Cli, Command};
+    use clap::Parser;
+
+    fn args(line: &str) -> BenchArgs {
+        let words = ["towline", "bench"].into_iter().chain(line.split_whitespace());
+        match Cli::parse_from(words).command {
+            Command::Bench(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn setup(line: &str) -> Setup {
+        let args = args(line);
+        rows(&args).unwrap()[0].setup(0, &args)
+    }
+
+    #[test]
+    fn the_default_run_is_the_one_of_the_contract() {
+        let rows = rows(&args("")).unwrap();
+        assert_eq!(rows.len(), 2 * (5 + 4));
+        assert!(rows.iter().all(|row| row.mode != Mode::View || row.path == Path::Shm));
+        assert_eq!(rows[0], RowPlan { path: Path::Shm, mode: Mode::View, size: 190 << 20 });
+        assert_eq!(rows[17], RowPlan { path: Path::Tcp, mode: Mode::Serialized, size: 4096 });
+        let budget: Duration = rows.iter().map(|row| row.effort(&args("")).budget).sum();
+        assert!(budget < Duration::from_secs(30), "half of the minute that the default run may take: {budget:?}");
+    }
+
+    #[test]
+    fn the_default_run_fits_into_8_gib() {
+        let args = args("");
+        for row in rows(&args).unwrap() {
+            assert!(memory(&row.setup(0, &args)) < 3 << 30, "{row:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_is_run_once_each() {
+        let rows = rows(&args("--path tcp --path tcp --mode copy --mode zero-copy --size 1KiB --size 2KiB")).unwrap();
+        assert_eq!(rows.len(), 4);
+        assert_eq!(rows[0], RowPlan { path: Path::Tcp, mode: Mode::Copy, size: 1024 });
+    }
+
+    #[test]
+    fn what_the_machine_lacks_is_refused_with_the_reason() {
+        for (line, reason) in [
+            ("--path rdma", "libibverbs"),
+            ("--path shm --path rdma", "libibverbs"),
+            ("--mode gpu", "libcuda"),
+            ("--mode view --path tcp", "one host"),
+            ("--mode view --connect host:1", "one host"),
+        ] {
+            match rows(&args(line)) {
+                Err(Failure::Refused(why)) => assert!(why.contains(reason), "{line}: {why}"),
+                other => panic!("{line}: {other:?}"),
+            }
+        }
+        assert!(rows(&args("--mode view --path tcp --path shm")).is_ok());
+    }
+
+    #[test]
+    fn large_payloads_come_alone_and_small_ones_together() {
+        assert_eq!(setup("--size 1GiB").batch, 1);
+        assert_eq!(setup("--size 4KiB").batch, 16);
+        assert_eq!(setup("--size 4KiB --count 3").batch, 3);
+        assert_eq!(setup("--size 1GiB --concurrency 4").batch, 4);
+        assert_eq!(setup("--size 4KiB --concurrency 4").batch, 32);
+        assert_eq!(setup("--size 190MiB --concurrency 4 --count 2").batch, 2);
+    }
+
+    #[test]
+    fn pools_hold_their_batch() {
+        for line in
+            ["--size 4KiB --mode tree", "--size 190MiB --mode zero-copy", "--size 1 --mode copy --concurrency 9"]
+        {
+            let setup = setup(line);
+            let all = u64::from(setup.batch) * setup.size;
+            assert!(producer_pool(&setup) >= all && consumer_pool(&setup) >= all, "{line}");
+        }
+        assert!(consumer_pool(&setup("--mode view --path shm --size 1GiB")) < 64 << 20, "a view needs no pool");
+        assert_eq!(own_bytes(&setup("--mode view --path shm")), 0);
+        assert_eq!(own_bytes(&setup("--mode copy --size 4KiB")), 16 * 4096);
+    }
+}

@@ -1,0 +1,125 @@
+//! `towline devices`: what each provider offers here.
+
+use super::Failure;
+use super::args::Path;
+use std::io::Write;
+
+/// One line of the listing.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry {
+    path: &'static str,
+    /// What there is, or why there is nothing.
+    state: Result<String, String>,
+}
+
+/// Lists them on standard output.
+pub(crate) fn run() -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    for entry in entries() {
+        let (mark, text) = match &entry.state {
+            Ok(text) => ("yes", text),
+            Err(text) => ("no", text),
+        };
+        writeln!(out, "{:<5} {mark:<4} {text}", entry.path).map_err(|e| Failure::failed("standard output", e))?;
+    }
+    Ok(())
+}
+
+/// Why `path` isn't available here, if so.
+pub(crate) fn missing(path: Path) -> Option<String> {
+    match path {
+        Path::Auto => None,
+        Path::Shm => shm().err(),
+        Path::Tcp => tcp().err(),
+        Path::Rdma => rdma().err(),
+    }
+}
+
+/// Why device memory isn't available here.
+pub(crate) fn missing_gpu() -> String {
+    match find_library("libcuda.so.1") {
+        Some(found) => format!("this build has no support for device memory yet ({found} is here)"),
+        None => "libcuda.so.1 not found, and this build has no support for device memory yet".into(),
+    }
+}
+
+/// The paths that are available here.
+pub(crate) fn transports() -> Vec<String> {
+    entries().into_iter().filter(|e| e.state.is_ok() && e.path != "gpu").map(|e| e.path.to_string()).collect()
+}
+
+fn entries() -> Vec<Entry> {
+    vec![
+        Entry { path: "shm", state: shm() },
+        Entry { path: "tcp", state: tcp() },
+        Entry { path: "rdma", state: rdma() },
+        Entry { path: "gpu", state: Err(missing_gpu()) },
+    ]
+}
+
+fn shm() -> Result<String, String> {
+    super::sys::memfd(super::sys::PAGE).map_err(|e| format!("memfd_create: {e}"))?;
+    let host = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    host.map_err(|e| format!("/proc/sys/kernel/random/boot_id, by which one host is told from another: {e}"))?;
+    let copies = super::sys::Copier::available().len();
+    Ok(format!("shm0: memory shared between processes of this host; {copies} copy routines"))
+}
+
+fn tcp() -> Result<String, String> {
+    let pair = || {
+        let listener = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?;
+        std::net::TcpStream::connect(listener.local_addr()?)
+    };
+    let socket = pair().map_err(|e| format!("TCP on the loopback interface: {e}"))?;
+    let control = super::sys::congestion(&socket).map_err(|e| format!("TCP_CONGESTION: {e}"))?;
+    let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap_or_default();
+    let allowed = allowed.split_whitespace().collect::<Vec<_>>().join(", ");
+    Ok(format!("tcp0: congestion control {control} (available: {allowed})"))
+}
+
+fn rdma() -> Result<String, String> {
+    let library = match find_library("libibverbs.so.1") {
+        Some(found) => format!("{found} is here"),
+        None => "libibverbs.so.1 not found".into(),
+    };
+    let devices = std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
+    let devices = match devices {
+        0 => "no device in /sys/class/infiniband".into(),
+        n => format!("{n} devices in /sys/class/infiniband"),
+    };
+    Err(format!("this build has no libibverbs provider yet ({library}; {devices})"))
+}
+
+/// Where the dynamic loader would find `name`, as far as the usual folders go.
+fn find_library(name: &str) -> Option<String> {
+    let arch = std::env::consts::ARCH;
+    let path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    let usual = [
+        format!("/lib/{arch}-linux-gnu"),
+        format!("/usr/lib/{arch}-linux-gnu"),
+        "/lib64".into(),
+        "/usr/lib64".into(),
+        "/usr/lib".into(),
+        "/usr/local/lib".into(),
+    ];
+    let folders = path.split(':').filter(|f| !f.is_empty()).map(String::from).chain(usual);
+    folders.map(|folder| format!("{folder}/{name}")).find(|file| std::path::Path::new(file).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_shared_memory_and_tcp() {
+        assert_eq!(transports(), ["shm", "tcp"]);
+        assert_eq!((missing(Path::Shm), missing(Path::Tcp), missing(Path::Auto)), (None, None, None));
+    }
+
+    #[test]
+    fn what_is_missing_has_a_reason() {
+        assert!(missing(Path::Rdma).unwrap().contains("libibverbs"));
+        assert!(missing_gpu().contains("libcuda.so.1"));
+        assert_eq!(find_library("libnothing-of-the-sort.so.9"), None);
+    }
+}

@@ -1,0 +1,77 @@
+//! The command's subcommands, and how they end.
+
+#[cfg_attr(not(test), allow(unused))]
+mod args;
+#[cfg_attr(not(test), allow(unused))]
+mod bench;
+#[cfg_attr(not(test), allow(unused))]
+mod devices;
+#[cfg_attr(not(test), allow(unused))]
+mod machine;
+#[cfg_attr(not(test), allow(unused))]
+mod sys;
+
+use args::{Cli, Command};
+use clap::Parser;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::process::ExitCode;
+
+/// Why a command ends without having done what was asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(not(test), allow(unused))]
+pub(crate) enum Failure {
+    /// It was tried and failed: exit code 1.
+    Failed(String),
+    /// Wrong usage, or this machine doesn't have what was asked for; nothing was run: exit code 2.
+    Refused(String),
+}
+
+#[cfg_attr(not(test), allow(unused))]
+impl Failure {
+    /// A failure of `what` because of `why`.
+    pub(crate) fn failed(what: impl fmt::Display, why: impl fmt::Display) -> Self {
+        Self::Failed(format!("{what}: {why}"))
+    }
+
+    /// The same failure, said to be of `what`.
+    pub(crate) fn within(self, what: impl fmt::Display) -> Self {
+        match self {
+            Self::Failed(why) => Self::Failed(format!("{what}: {why}")),
+            Self::Refused(why) => Self::Refused(format!("{what}: {why}")),
+        }
+    }
+
+    fn code(&self) -> u8 {
+        match self {
+            Self::Failed(_) => 1,
+            Self::Refused(_) => 2,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(why) | Self::Refused(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Runs the command that the arguments name. Wrong arguments end the process here, with code 2 and a line of help.
+pub(crate) fn run() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        #[cfg(test)]
+        Command::Bench(args) => bench::run::<bench::fake::Fake>(&args),
+        Command::Devices => devices::run(),
+        #[cfg(test)]
+        Command::Worker => bench::work::<bench::fake::Fake>(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("towline: {failure}");
+            ExitCode::from(failure.code())
+        }
+    }
+}
