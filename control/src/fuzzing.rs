@@ -39,14 +39,14 @@ fn forged(data: &[u8]) -> Option<(u16, u16, &[u8])> {
 }
 
 /// Bytes as what a peer sends: the first byte chooses the end, the secret, and whether the rest are frames under
-/// checksums that fit; then come pieces, each behind its length.
-pub fn fuzz_session(data: &[u8]) {
-    let Some((&choice, mut rest)) = data.split_first() else { return };
+/// checksums that fit; then come pieces, each behind its length. Gives how many frames came through.
+pub fn fuzz_session(data: &[u8]) -> usize {
+    let Some((&choice, mut rest)) = data.split_first() else { return 0 };
     let secret = choice & 1 != 0 && cfg!(feature = "noise");
     let forge = choice & 2 != 0;
     let role = if choice & 4 != 0 { Role::Initiator } else { Role::Responder };
     let Some(mut session) = session(role, secret) else { panic!("the settings are good") };
-    let mut established = 0;
+    let (mut established, mut frames) = (0, 0);
     while let Some((&[low, high], tail)) = rest.split_first_chunk() {
         let len = usize::from(u16::from_le_bytes([low, high])).min(tail.len());
         let (piece, tail) = tail.split_at(len);
@@ -56,14 +56,15 @@ pub fn fuzz_session(data: &[u8]) {
             Some((kind, flags, body)) if forge => wire::forge(kind, flags, body, &mut bytes),
             _ => bytes.extend(piece),
         }
-        feed(&mut session, &bytes, &mut established);
+        feed(&mut session, &bytes, &mut established, &mut frames);
     }
     // Nobody who lacks the secret gets in (I14), and whoever gets in does so once.
     assert!(established <= u32::from(!secret));
     assert!(session.end_of_input().is_ok() || session.phase().is_err());
+    frames
 }
 
-fn feed(session: &mut Session, mut bytes: &[u8], established: &mut u32) {
+fn feed(session: &mut Session, mut bytes: &[u8], established: &mut u32, frames: &mut usize) {
     loop {
         let failed_before = session.phase().is_err();
         let taken = session.receive(bytes).unwrap_or(bytes.len());
@@ -74,6 +75,7 @@ fn feed(session: &mut Session, mut bytes: &[u8], established: &mut u32) {
                 Ok(Some(Event::Frame(frame))) => {
                     assert!(*established == 1 && !failed_before, "a frame before the Hello or after the end");
                     check_sendable(&frame);
+                    *frames += 1;
                 }
                 Ok(None) => break,
                 Err(error) => {

@@ -22,6 +22,7 @@ mod noise;
 #[cfg(not(feature = "noise"))]
 #[path = "session/no_noise.rs"]
 mod noise;
+mod out;
 mod secret;
 
 pub use error::{SendError, SessionError};
@@ -30,12 +31,12 @@ pub use secret::{Secret, SecretError};
 use crate::address::MAX_UNIX_NAME;
 use crate::preface::{Preface, Purpose};
 use crate::wire::{
-    AddressList, EncodeError, Envelope, Frame, Goodbye, GoodbyeCode, Grant, Hello, Kind, MIN_MAX_FRAME, Reject,
-    RejectCode, Versions,
+    AddressList, Envelope, Frame, Goodbye, GoodbyeCode, Grant, Hello, Kind, MIN_MAX_FRAME, Reject, RejectCode, Versions,
 };
-use buffer::{Inbox, Outbox};
+use buffer::Inbox;
 use core::fmt;
 use noise::{MAX_MESSAGE, Noise, TAG_LEN};
+use out::{Channel, Out, decrypt};
 
 /// One end of a control session. See the module's page.
 pub struct Session {
@@ -412,7 +413,7 @@ impl Session {
         if let State::Open(_) = self.state {
             let versions = self.config.versions;
             // A Reject has no field that could be too long, and a channel that fails has no other way to tell.
-            let _ = self.out.frame(&Frame::Reject(Reject { code, versions, text }));
+            let _ = self.out.last(&Frame::Reject(Reject { code, versions, text }));
             self.state = State::Failed(SessionError::Refused { code, versions: None });
         }
     }
@@ -501,125 +502,10 @@ impl Session {
         };
         if let Some(frame) = last.filter(|_| !out.ended) {
             // The session ends with `error` whether or not this can be told.
-            let _ = out.frame(&frame);
+            let _ = out.last(&frame);
         }
         *state = State::Failed(error.clone());
         error
-    }
-}
-
-/// Moves one message from `inbox` to `clear`; `false` if it is not whole.
-fn decrypt(noise: &mut Noise, inbox: &mut Inbox, clear: &mut Inbox) -> Result<bool, SessionError> {
-    let Some((len, rest)) = inbox.unread().split_first_chunk::<2>() else { return Ok(false) };
-    let len = usize::from(u16::from_be_bytes(*len));
-    if rest.len() < len {
-        return Ok(false);
-    }
-    let message = &inbox.take(2 + len)[2..];
-    // What is unread there is part of one frame, so it is shorter than a frame may be: the buffer stays bounded.
-    let space = clear.space(len, usize::MAX);
-    let filled = noise.decrypt(message, space)?;
-    clear.filled(filled);
-    Ok(true)
-}
-
-/// The sending half.
-#[derive(Default)]
-struct Out {
-    channel: Channel,
-    outbox: Outbox,
-    /// Frames in clear that wait for the channel, and room to make one before it is encrypted.
-    kept: Vec<u8>,
-    scratch: Vec<u8>,
-    /// Goodbye has been sent.
-    ended: bool,
-    /// The peer has proved that it may see what is kept.
-    released: bool,
-}
-
-#[derive(Default)]
-enum Channel {
-    #[default]
-    Clear,
-    Handshake(Noise),
-    Noise(Noise),
-}
-
-impl Out {
-    /// A caller's frame. It can't fail but for its own fields: a channel that fails is found when it is next read.
-    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Result<(), EncodeError>) -> Result<(), SendError> {
-        match &mut self.channel {
-            Channel::Clear => write(self.outbox.tail())?,
-            Channel::Noise(noise) if self.released => {
-                self.scratch.clear();
-                write(&mut self.scratch)?;
-                noise.encrypt(&self.scratch, self.outbox.tail()).map_err(|_| SendError::Ended)?;
-            }
-            _ => write(&mut self.kept)?,
-        }
-        Ok(())
-    }
-
-    /// A frame of the session's own: through the channel if there is one, else in clear.
-    fn frame(&mut self, frame: &Frame<'_>) -> Result<(), SessionError> {
-        let encode = |bytes: &mut Vec<u8>| {
-            frame.encode(bytes).map_err(|EncodeError { what, len, limit, .. }| SessionError::Config {
-                what,
-                have: len as u64,
-                limit: limit as u64,
-            })
-        };
-        match &mut self.channel {
-            Channel::Noise(noise) => {
-                self.scratch.clear();
-                encode(&mut self.scratch)?;
-                noise.encrypt(&self.scratch, self.outbox.tail())
-            }
-            _ => encode(self.outbox.tail()),
-        }
-    }
-
-    fn hello(&mut self, config: &SessionConfig) -> Result<(), SessionError> {
-        let Identity { incarnation, boot_id, process, ref unix_name, ref advertised, features } = config.identity;
-        let max_frame = config.limits.max_frame;
-        let advertised = advertised.as_addresses();
-        let versions = config.versions;
-        self.frame(&Frame::Hello(Hello {
-            versions,
-            incarnation,
-            boot_id,
-            process,
-            unix_name,
-            advertised,
-            max_frame,
-            features,
-        }))
-    }
-
-    /// The peer's handshake message: answers it if it is the first, and opens the channel.
-    fn handshake(&mut self, message: &[u8], config: &SessionConfig) -> Result<(), SessionError> {
-        let Channel::Handshake(noise) = core::mem::take(&mut self.channel) else { return Err(SessionError::Decrypt) };
-        // From here to the end the channel counts as clear, which is how the answer and a Reject travel.
-        let (noise, answer) = noise.handshake(message).map_err(|error| match error {
-            SessionError::Decrypt => SessionError::Refused { code: RejectCode::WrongSecret, versions: None },
-            other => other,
-        })?;
-        if let Some(answer) = answer {
-            self.frame(&Frame::Handshake(&answer))?;
-        }
-        self.channel = Channel::Noise(noise);
-        self.hello(config)
-    }
-
-    /// The peer is established: what was kept for it goes out.
-    fn release(&mut self) -> Result<(), SessionError> {
-        self.released = true;
-        if let Channel::Noise(noise) = &mut self.channel {
-            noise.encrypt(&self.kept, self.outbox.tail())?;
-            self.kept = Vec::new();
-            self.scratch = Vec::new();
-        }
-        Ok(())
     }
 }
 

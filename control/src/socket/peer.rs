@@ -65,3 +65,37 @@ impl AsFd for PeerProcess {
         self.pidfd.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_way_of_older_kernels_finds_the_same_process() {
+        let open = sys::pidfd_open(std::process::id() as libc::pid_t);
+        let process = PeerProcess { pid: 0, uid: 0, gid: 0, pidfd: open.unwrap() };
+        assert!(!process.has_ended().unwrap());
+        let (end, _other) = UnixStream::pair().unwrap();
+        let peer = PeerProcess::of(end.as_fd()).unwrap();
+        assert_eq!(peer.pid(), std::process::id());
+        let pid_of = |process: &PeerProcess| {
+            use std::os::fd::AsRawFd;
+            let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", process.pidfd.as_raw_fd())).unwrap();
+            info.lines().find_map(|line| line.strip_prefix("Pid:")).unwrap().trim().to_owned()
+        };
+        assert_eq!(pid_of(&process), pid_of(&peer));
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_an_error() {
+        let mut child = std::process::Command::new("/proc/self/exe")
+            .arg("--list")
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = child.id() as libc::pid_t;
+        child.wait().unwrap();
+        assert_eq!(sys::pidfd_open(pid).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
+}
