@@ -1,18 +1,17 @@
 //! How an endpoint is set up.
 
-use crate::driver::{Driver, Listeners, Parts};
+use crate::driver::{Driver, Parts};
 use crate::endpoint::{Endpoint, parse_address};
 use crate::engine::{self, Config, Engine, Identity, Limits, Rail, Tick, Times};
 use crate::pool::Pool;
 use crate::{Error, ErrorKind, Path, Paths, Result};
 use crate::{HugePages, Secret, sys};
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use towline_control::address::Address;
+use towline_control::address::{Address, UnixName};
 use towline_control::preface::{Preface, Purpose};
+use towline_control::socket::{self, Listener, SocketError, SocketName};
 use towline_verbs::{Device, Memory, Provider};
 
 const BUILD: &str = "build";
@@ -191,8 +190,8 @@ impl Builder {
         if self.limits.send_queue == 0 || self.limits.in_flight == 0 || self.limits.gets == 0 {
             return bad("limits", "a limit that must be 1 at least is zero");
         }
-        let listeners = self.listen()?;
-        let advertised = self.advertised(&listeners.tcp)?;
+        let mut listeners = self.listen()?;
+        let advertised = self.advertised(&listeners)?;
         let boot = boot_id()?;
         let incarnation = random()?;
         let process = process_id()?;
@@ -203,12 +202,11 @@ impl Builder {
             return bad("allow_paths", "none of the allowed paths is available on this machine");
         }
         let wants_unix = rails.iter().any(|rail| rail.path == Path::Shm);
-        let unix = if wants_unix {
-            let address = UnixAddr::from_abstract_name(&unix_name).map_err(|e| Error::os(BUILD, "unix name", &e))?;
-            Some(UnixListener::bind_addr(&address).map_err(|e| Error::os(BUILD, "bind", &e))?)
-        } else {
-            None
-        };
+        if wants_unix {
+            let name = UnixName::new(&unix_name)
+                .map_err(|e| Error::new(BUILD, ErrorKind::BadOption { option: "unix name", why: e.to_string() }))?;
+            listeners.push(Listener::bind(&SocketName::Unix(name)).map_err(socket_error)?);
+        }
         let identity = Identity {
             boot,
             incarnation,
@@ -227,27 +225,33 @@ impl Builder {
         let pool = Pool::new(memory, self.granule)?;
         let parts = Parts::new()?;
         let engine = Engine::with_pool(config, pool.clone(), rails, parts.wake(), sys::boot_clock())?;
-        let driver = Driver::start(parts, engine, Listeners { tcp: listeners.tcp, unix })?;
+        let driver = Driver::start(parts, engine, listeners)?;
         Endpoint::start(Built { boot, incarnation, advertised, deadline: self.deadline, pool, driver })
     }
 
-    fn listen(&self) -> Result<Listeners> {
-        let mut tcp = Vec::new();
+    fn listen(&self) -> Result<Vec<Listener>> {
+        let mut listeners = Vec::new();
         for text in &self.bind {
             let address = parse_address(BUILD, text)?;
             for address in resolve(BUILD, &address)? {
                 if !address.ip().is_loopback() && self.secret.is_none() && !self.insecure {
                     return Err(Error::new(BUILD, ErrorKind::Insecure { address: address.to_string() }));
                 }
-                // The standard library sets SO_REUSEADDR: an endpoint can be started again on the port it had.
-                tcp.push(TcpListener::bind(address).map_err(|e| Error::os(BUILD, "bind", &e))?);
+                // An endpoint can be started again on the port it had (SO_REUSEADDR).
+                listeners.push(Listener::bind(&SocketName::Tcp(address)).map_err(socket_error)?);
             }
         }
-        Ok(Listeners { tcp, unix: None })
+        Ok(listeners)
     }
 
-    fn advertised(&self, listeners: &[TcpListener]) -> Result<Vec<Address>> {
-        let bound: Vec<SocketAddr> = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+    fn advertised(&self, listeners: &[Listener]) -> Result<Vec<Address>> {
+        let bound: Vec<SocketAddr> = listeners
+            .iter()
+            .filter_map(|listener| match listener.local_name() {
+                Ok(SocketName::Tcp(address)) => Some(address),
+                _ => None,
+            })
+            .collect();
         if self.advertise.is_empty() {
             if let Some(any) = bound.iter().find(|address| address.ip().is_unspecified()) {
                 let why = format!("an endpoint that listens at {any} must be told where it can be reached");
@@ -285,22 +289,25 @@ fn verbs(error: towline_verbs::Error) -> Error {
     Error::new(BUILD, ErrorKind::Verbs(error))
 }
 
-/// The addresses behind a name.
+fn socket_error(error: SocketError) -> Error {
+    Error::os(BUILD, error.operation, &error.source)
+}
+
+/// The addresses behind a name; looking it up may take long.
 pub(crate) fn resolve(operation: &'static str, address: &Address) -> Result<Vec<SocketAddr>> {
-    match address {
-        Address::Ip(address) => Ok(vec![*address]),
-        Address::Host(host) => (host.name(), host.port()).to_socket_addrs().map(Iterator::collect).map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(0);
-            Error::new(
-                operation,
-                ErrorKind::PeerUnreachable { address: address.to_string(), errno, tried: error.to_string() },
-            )
-        }),
-        Address::Unix(_) => {
+    let names = socket::resolve(address).map_err(|error| {
+        let errno = error.source.raw_os_error().unwrap_or(0);
+        let tried = error.to_string();
+        Error::new(operation, ErrorKind::PeerUnreachable { address: address.to_string(), errno, tried })
+    })?;
+    let tcp = names.into_iter().map(|name| match name {
+        SocketName::Tcp(address) => Ok(address),
+        SocketName::Unix(name) => {
             let why = "a name in the Unix domain, where an address in the network is needed".to_owned();
-            Err(Error::new(operation, ErrorKind::AddressMalformed { text: address.to_string(), why }))
+            Err(Error::new(operation, ErrorKind::AddressMalformed { text: format!("{name:?}"), why }))
         }
-    }
+    });
+    tcp.collect()
 }
 
 fn with_port(address: Address, port: u16) -> Address {

@@ -137,35 +137,3 @@ pub(crate) unsafe fn view_bytes(view: &towline_verbs::MappedView) -> &[u8] {
     // SAFETY: the view's pointer is valid for its length while it lives; that nobody writes is the caller's promise.
     unsafe { core::slice::from_raw_parts(view.as_ptr(), view.len() as usize) }
 }
-
-/// A descriptor for the process at the other end of `socket`, which becomes readable when that process ends.
-pub(crate) fn peer_pidfd(socket: &impl std::os::fd::AsRawFd) -> io::Result<std::os::fd::OwnedFd> {
-    /// From Linux's `include/uapi/asm-generic/socket.h`; since Linux 6.5.
-    const SO_PEERPIDFD: libc::c_int = 77;
-    let socket = socket.as_raw_fd();
-    let mut fd: libc::c_int = -1;
-    match socket_option(socket, SO_PEERPIDFD, &mut fd) {
-        Ok(()) => return Ok(own_fd(fd)),
-        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {}
-        Err(error) => return Err(error),
-    }
-    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    socket_option(socket, libc::SO_PEERCRED, &mut credentials)?;
-    // SAFETY: the call takes two integers and touches no memory.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, credentials.pid, 0) };
-    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(own_fd(fd as libc::c_int)) }
-}
-
-fn socket_option<T>(socket: libc::c_int, option: libc::c_int, value: &mut T) -> io::Result<()> {
-    let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` is a valid place of `len` bytes, of the plain C type that the option is documented to fill.
-    let status =
-        unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, option, core::ptr::from_mut(value).cast(), &raw mut len) };
-    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-fn own_fd(fd: libc::c_int) -> std::os::fd::OwnedFd {
-    use std::os::fd::FromRawFd;
-    // SAFETY: the kernel has just made `fd` for us, and nobody else has it.
-    unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) }
-}

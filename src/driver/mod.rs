@@ -23,9 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
+use towline_control::socket::Listener;
 use towline_verbs::Device;
-
-pub(crate) use net::Listeners;
 
 /// Runs an engine; see the [module](self).
 #[derive(Debug)]
@@ -89,7 +88,7 @@ impl Parts {
 }
 
 impl Driver {
-    pub(crate) fn start(parts: Parts, engine: Engine, listeners: Listeners) -> Result<Self> {
+    pub(crate) fn start(parts: Parts, engine: Engine, listeners: Vec<Listener>) -> Result<Self> {
         let os = |call: &'static str| move |e: std::io::Error| Error::os("build", call, &e);
         let Parts { mut reactor, waker } = parts;
         let devices: Vec<Device> = engine.devices().cloned().collect();
@@ -308,6 +307,7 @@ impl Core {
         if reactor.has_net_events() {
             let mut state = lock(&self.state);
             let State { engine, net, .. } = &mut *state;
+            net.accept_starved(engine);
             reactor.dispatch(|token, readiness| net.event(engine, token, readiness));
             self.settle(&mut state);
         }

@@ -7,17 +7,15 @@
 use super::reactor::FIRST_NET;
 use crate::engine::{Action, Engine, LinkId, Transport};
 use crate::sys;
-use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::SocketAddr as UnixAddr;
-use towline_control::address::Address;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use towline_control::address::{Address, UnixName};
 use towline_control::preface::{Preface, Purpose};
+use towline_control::socket::{Listener, PeerProcess, Received, SocketError, SocketName, Stream};
 use towline_verbs::{Device, ProviderKind};
 
 /// Connections that have not said yet what they are for.
@@ -32,13 +30,6 @@ const READ: usize = 64 << 10;
 /// Reads of one connection in one turn, so that one peer does not keep the others waiting (I7).
 const READS: usize = 8;
 
-/// What an endpoint listens at.
-#[derive(Debug, Default)]
-pub(crate) struct Listeners {
-    pub(crate) tcp: Vec<std::net::TcpListener>,
-    pub(crate) unix: Option<std::os::unix::net::UnixListener>,
-}
-
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Readiness {
     pub(super) readable: bool,
@@ -46,66 +37,30 @@ pub(super) struct Readiness {
 }
 
 #[derive(Debug)]
-enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl Stream {
-    fn transport(&self) -> Transport {
-        match self {
-            Self::Tcp(_) => Transport::Tcp,
-            Self::Unix(_) => Transport::Unix,
-        }
-    }
-
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.read(bytes),
-            Self::Unix(stream) => stream.read(bytes),
-        }
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.write(bytes),
-            Self::Unix(stream) => stream.write(bytes),
-        }
-    }
-
-    fn shutdown_write(&self) {
-        let _already_closed = match self {
-            Self::Tcp(stream) => stream.shutdown(std::net::Shutdown::Write),
-            Self::Unix(stream) => stream.shutdown(std::net::Shutdown::Write),
-        };
-    }
-
-    fn into_fd(self) -> OwnedFd {
-        match self {
-            Self::Tcp(stream) => OwnedFd::from(std::net::TcpStream::from(stream)),
-            Self::Unix(stream) => OwnedFd::from(std::os::unix::net::UnixStream::from(stream)),
-        }
-    }
-
-    fn source(&mut self) -> &mut dyn mio::event::Source {
-        match self {
-            Self::Tcp(stream) => stream,
-            Self::Unix(stream) => stream,
-        }
-    }
-}
-
-#[derive(Debug)]
 enum Entry {
-    Tcp(TcpListener),
-    Unix(UnixListener),
+    Listener(Listener),
     Pending { stream: Stream, bytes: [u8; Preface::LEN], got: usize, until: u64 },
-    Dialing { link: LinkId, stream: TcpStream, rest: VecDeque<SocketAddr>, tried: String },
+    Dialing { link: LinkId, stream: Stream, address: SocketAddr, rest: VecDeque<SocketAddr>, tried: String },
     Link { link: LinkId, stream: Stream, paused: bool },
     Lingering { stream: Stream, until: u64 },
-    Process { link: LinkId, pidfd: OwnedFd },
+    Process { link: LinkId, process: PeerProcess },
 }
 
+impl Entry {
+    fn fd(&self) -> i32 {
+        match self {
+            Self::Listener(listener) => listener.as_fd(),
+            Self::Pending { stream, .. }
+            | Self::Dialing { stream, .. }
+            | Self::Link { stream, .. }
+            | Self::Lingering { stream, .. } => stream.as_fd(),
+            Self::Process { process, .. } => process.as_fd(),
+        }
+        .as_raw_fd()
+    }
+}
+
+/// All connections of an endpoint.
 #[derive(Debug)]
 pub(super) struct Net {
     registry: Registry,
@@ -114,11 +69,13 @@ pub(super) struct Net {
     next: usize,
     pending: usize,
     lingering: usize,
+    /// Listeners whose queue could not be emptied for want of descriptors.
+    starved: Vec<Token>,
     devices: Vec<Device>,
 }
 
 impl Net {
-    pub(super) fn new(registry: Registry, listeners: Listeners, devices: Vec<Device>) -> io::Result<Self> {
+    pub(super) fn new(registry: Registry, listeners: Vec<Listener>, devices: Vec<Device>) -> io::Result<Self> {
         let mut net = Self {
             registry,
             entries: BTreeMap::new(),
@@ -126,29 +83,44 @@ impl Net {
             next: FIRST_NET,
             pending: 0,
             lingering: 0,
+            starved: Vec::new(),
             devices,
         };
-        for listener in listeners.tcp {
-            listener.set_nonblocking(true)?;
-            let mut listener = TcpListener::from_std(listener);
-            let token = net.token();
-            net.registry.register(&mut listener, token, Interest::READABLE)?;
-            net.entries.insert(token.0, Entry::Tcp(listener));
-        }
-        if let Some(listener) = listeners.unix {
-            listener.set_nonblocking(true)?;
-            let mut listener = UnixListener::from_std(listener);
-            let token = net.token();
-            net.registry.register(&mut listener, token, Interest::READABLE)?;
-            net.entries.insert(token.0, Entry::Unix(listener));
+        for listener in listeners {
+            net.insert(Entry::Listener(listener), Interest::READABLE)?;
         }
         Ok(net)
     }
 
-    fn token(&mut self) -> Token {
+    /// Keeps `entry`, and watches its descriptor.
+    fn insert(&mut self, entry: Entry, interest: Interest) -> io::Result<Token> {
         let token = Token(self.next);
         self.next += 1;
-        token
+        self.registry.register(&mut SourceFd(&entry.fd()), token, interest)?;
+        match &entry {
+            Entry::Pending { .. } => self.pending += 1,
+            Entry::Lingering { .. } => self.lingering += 1,
+            Entry::Dialing { link, .. } | Entry::Link { link, .. } => {
+                self.links.insert(*link, token.0);
+            }
+            Entry::Listener(_) | Entry::Process { .. } => {}
+        }
+        self.entries.insert(token.0, entry);
+        Ok(token)
+    }
+
+    fn remove(&mut self, token: usize) -> Option<Entry> {
+        let entry = self.entries.remove(&token)?;
+        let _was_registered = self.registry.deregister(&mut SourceFd(&entry.fd()));
+        match &entry {
+            Entry::Pending { .. } => self.pending -= 1,
+            Entry::Lingering { .. } => self.lingering -= 1,
+            Entry::Dialing { link, .. } | Entry::Link { link, .. } => {
+                self.links.remove(link);
+            }
+            Entry::Listener(_) | Entry::Process { .. } => {}
+        }
+        Some(entry)
     }
 
     /// Does what the engine asks for.
@@ -167,7 +139,7 @@ impl Net {
     /// Something can be read from or written to what `token` stands for.
     pub(super) fn event(&mut self, engine: &mut Engine, token: Token, readiness: Readiness) {
         match self.entries.get(&token.0) {
-            Some(Entry::Tcp(_) | Entry::Unix(_)) => self.accept(engine, token),
+            Some(Entry::Listener(_)) => self.accept(engine, token),
             Some(Entry::Pending { .. }) => self.read_preface(engine, token),
             Some(Entry::Dialing { .. }) => self.dialled(engine, token),
             Some(Entry::Link { link, .. }) => {
@@ -189,35 +161,35 @@ impl Net {
         }
     }
 
-    fn accept(&mut self, engine: &mut Engine, listener: Token) {
+    fn accept(&mut self, engine: &mut Engine, token: Token) {
         loop {
-            let accepted = match self.entries.get(&listener.0) {
-                Some(Entry::Tcp(listener)) => listener.accept().map(|(stream, _)| {
-                    let _only_slower = stream.set_nodelay(true);
-                    Stream::Tcp(stream)
-                }),
-                Some(Entry::Unix(listener)) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
-                _ => return,
-            };
-            let mut stream = match accepted {
-                Ok(stream) => stream,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The connection died in the queue, or descriptors ran out; edge-triggered, so go on until it would block.
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EINTR)) => continue,
-                Err(_) => return,
+            let Some(Entry::Listener(listener)) = self.entries.get(&token.0) else { return };
+            let stream = match listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
+                Err(_out_of_descriptors) => {
+                    // Events are edge-triggered: it is tried again when a descriptor has become free.
+                    self.starved.push(token);
+                    return;
+                }
             };
             self.sweep();
             if self.pending >= MAX_PENDING {
                 continue; // dropped: the peer sees a reset and may come again
             }
-            let token = self.token();
-            if self.registry.register(stream.source(), token, Interest::READABLE | Interest::WRITABLE).is_err() {
-                continue;
-            }
-            self.pending += 1;
             let until = sys::boot_clock() + PREFACE_TIME;
-            self.entries.insert(token.0, Entry::Pending { stream, bytes: [0; Preface::LEN], got: 0, until });
-            self.read_preface(engine, token);
+            let pending = Entry::Pending { stream, bytes: [0; Preface::LEN], got: 0, until };
+            if let Ok(token) = self.insert(pending, BOTH) {
+                self.read_preface(engine, token);
+            }
+        }
+    }
+
+    /// Tries listeners again that lacked descriptors.
+    pub(super) fn accept_starved(&mut self, engine: &mut Engine) {
+        for token in std::mem::take(&mut self.starved) {
+            self.sweep();
+            self.accept(engine, token);
         }
     }
 
@@ -234,44 +206,13 @@ impl Net {
         }
     }
 
-    fn remove(&mut self, token: usize) -> Option<Entry> {
-        let mut entry = self.entries.remove(&token)?;
-        let _was_registered = match &mut entry {
-            Entry::Tcp(source) => self.registry.deregister(source),
-            Entry::Unix(source) => self.registry.deregister(source),
-            Entry::Pending { stream, .. } => {
-                self.pending -= 1;
-                self.registry.deregister(stream.source())
-            }
-            Entry::Lingering { stream, .. } => {
-                self.lingering -= 1;
-                self.registry.deregister(stream.source())
-            }
-            Entry::Dialing { stream, link, .. } => {
-                self.links.remove(link);
-                self.registry.deregister(stream)
-            }
-            Entry::Link { stream, link, .. } => {
-                self.links.remove(link);
-                self.registry.deregister(stream.source())
-            }
-            Entry::Process { pidfd, .. } => self.registry.deregister(&mut SourceFd(&pidfd.as_raw_fd())),
-        };
-        Some(entry)
-    }
-
     fn read_preface(&mut self, engine: &mut Engine, token: Token) {
         let Some(Entry::Pending { stream, bytes, got, .. }) = self.entries.get_mut(&token.0) else { return };
         while *got < Preface::LEN {
-            match stream.read(&mut bytes[*got..]) {
-                Ok(0) => {
-                    self.remove(token.0);
-                    return;
-                }
-                Ok(len) => *got += len,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => {
+            match stream.receive(&mut bytes[*got..]) {
+                Ok(Received::Bytes(len)) => *got += len,
+                Ok(Received::Nothing) => return,
+                Ok(Received::End) | Err(_) => {
                     self.remove(token.0);
                     return;
                 }
@@ -287,19 +228,22 @@ impl Net {
                 };
                 if let Some(device) = self.devices.iter().find(|device| device.info().kind == kind) {
                     // An unknown token is refused by dropping the connection.
-                    let _refused = device.adopt(stream.into_fd(), towline_verbs::Token(token));
+                    let _refused = device.adopt(into_fd(stream), towline_verbs::Token(token));
                 }
             }
             Ok(preface) => {
-                if let Ok(link) = engine.accepted(sys::boot_clock(), stream.transport(), preface) {
+                let transport = match stream {
+                    Stream::Tcp(_) => Transport::Tcp,
+                    Stream::Unix(_) => Transport::Unix,
+                };
+                if let Ok(link) = engine.accepted(sys::boot_clock(), transport, preface) {
                     self.open(engine, link, stream);
                 }
             }
             Err(error) => {
                 // Another version gets an answer that says which ones are spoken here; a stranger gets nothing.
-                let mut stream = stream;
                 if let Some(answer) = engine.answer_preface(&error) {
-                    let _best_effort = stream.write(&answer);
+                    let _best_effort = stream.send(&answer);
                     self.linger(stream);
                 }
             }
@@ -307,36 +251,35 @@ impl Net {
     }
 
     /// The connection is the link's from now on.
-    fn open(&mut self, engine: &mut Engine, link: LinkId, mut stream: Stream) {
-        let token = self.token();
-        if let Err(error) = self.registry.register(stream.source(), token, Interest::READABLE | Interest::WRITABLE) {
-            engine.disconnected(sys::boot_clock(), link, &error.to_string());
-            return;
+    fn open(&mut self, engine: &mut Engine, link: LinkId, stream: Stream) {
+        match self.insert(Entry::Link { link, stream, paused: false }, BOTH) {
+            Ok(token) => {
+                self.flush(engine, link);
+                self.read(engine, token);
+            }
+            Err(error) => engine.disconnected(sys::boot_clock(), link, &error.to_string()),
         }
-        self.links.insert(link, token.0);
-        self.entries.insert(token.0, Entry::Link { link, stream, paused: false });
-        self.flush(engine, link);
-        self.read(engine, token);
     }
 
     fn dial(&mut self, engine: &mut Engine, link: LinkId, unix: Option<&[u8]>, addresses: &[Address]) {
         let mut tried = String::new();
         if let Some(name) = unix {
-            let connected = UnixAddr::from_abstract_name(name).and_then(|address| UnixStream::connect_addr(&address));
+            let connected = UnixName::new(name).map_err(|error| (libc::EINVAL, error.to_string())).and_then(|name| {
+                Stream::connect(&SocketName::Unix(name)).map_err(|error| (errno(&error), error.to_string()))
+            });
             match connected {
                 Ok(stream) => {
                     engine.connected(sys::boot_clock(), link, Transport::Unix);
-                    self.open(engine, link, Stream::Unix(stream));
+                    self.open(engine, link, stream);
                     return;
                 }
-                Err(error) => {
-                    let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                    note(&mut tried, &format!("unix:{}", String::from_utf8_lossy(name)), &error);
-                    if addresses.is_empty() {
-                        engine.connect_failed(sys::boot_clock(), link, errno, tried);
-                        return;
-                    }
-                    engine.unix_failed(link, &error.to_string());
+                Err((errno, text)) if addresses.is_empty() => {
+                    engine.connect_failed(sys::boot_clock(), link, errno, text);
+                    return;
+                }
+                Err((_, text)) => {
+                    engine.unix_failed(link, &text);
+                    tried = text;
                 }
             }
         }
@@ -354,52 +297,42 @@ impl Net {
         link: LinkId,
         mut rest: VecDeque<SocketAddr>,
         mut tried: String,
-        mut errno: i32,
+        mut last: i32,
     ) {
         while let Some(address) = rest.pop_front() {
-            let token = self.token();
-            let connecting = TcpStream::connect(address).and_then(|mut stream| {
-                self.registry.register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
-                Ok(stream)
-            });
-            match connecting {
+            match Stream::connect(&SocketName::Tcp(address)) {
                 Ok(stream) => {
-                    self.links.insert(link, token.0);
-                    self.entries.insert(token.0, Entry::Dialing { link, stream, rest, tried });
-                    return;
+                    let dialing = Entry::Dialing { link, stream, address, rest: rest.clone(), tried: tried.clone() };
+                    if let Ok(token) = self.insert(dialing, BOTH) {
+                        self.dialled(engine, token);
+                        return;
+                    }
                 }
                 Err(error) => {
-                    errno = error.raw_os_error().unwrap_or(libc::EIO);
-                    note(&mut tried, &address.to_string(), &error);
+                    last = errno(&error);
+                    note(&mut tried, &error.to_string());
                 }
             }
         }
-        engine.connect_failed(sys::boot_clock(), link, errno, tried);
+        engine.connect_failed(sys::boot_clock(), link, last, tried);
     }
 
     fn dialled(&mut self, engine: &mut Engine, token: Token) {
-        let Some(Entry::Dialing { stream, .. }) = self.entries.get_mut(&token.0) else { return };
-        let error = match stream.take_error() {
-            Ok(None) => match stream.peer_addr() {
-                Ok(_) => None,
-                Err(error) if error.kind() == ErrorKind::NotConnected => return, // not yet
-                Err(error) => Some(error),
-            },
-            Ok(Some(error)) | Err(error) => Some(error),
+        let Some(Entry::Dialing { stream, .. }) = self.entries.get(&token.0) else { return };
+        let connected = match stream.connected() {
+            Ok(false) => return, // another event says when
+            Ok(true) => Ok(()),
+            Err(error) => Err(error),
         };
-        let address = stream.peer_addr().ok();
-        let Some(Entry::Dialing { link, stream, rest, mut tried }) = self.remove(token.0) else { return };
-        match error {
-            None => {
-                let _only_slower = stream.set_nodelay(true);
+        let Some(Entry::Dialing { link, stream, address, rest, mut tried }) = self.remove(token.0) else { return };
+        match connected {
+            Ok(()) => {
                 engine.connected(sys::boot_clock(), link, Transport::Tcp);
-                self.open(engine, link, Stream::Tcp(stream));
+                self.open(engine, link, stream);
             }
-            Some(error) => {
-                let name = address.map_or_else(|| "the last address".to_owned(), |address| address.to_string());
-                note(&mut tried, &name, &error);
-                let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                self.dial_next(engine, link, rest, tried, errno);
+            Err(error) => {
+                note(&mut tried, &format!("{address}: {error}"));
+                self.dial_next(engine, link, rest, tried, errno(&error));
             }
         }
     }
@@ -408,25 +341,24 @@ impl Net {
         for _ in 0..READS {
             let Some(Entry::Link { link, stream, paused }) = self.entries.get_mut(&token.0) else { return };
             let link = *link;
-            let Some(room) = engine.input(link, READ) else {
+            let Some(room) = engine.input(link, READ).filter(|room| !room.is_empty()) else {
                 *paused = true; // the peer takes nothing off our hands: nothing more is taken from it
                 return;
             };
             *paused = false;
             let asked = room.len();
-            match stream.read(room) {
-                Ok(0) => {
-                    engine.disconnected(sys::boot_clock(), link, "closed by the peer");
-                    return;
-                }
-                Ok(len) => {
+            match stream.receive(room) {
+                Ok(Received::Bytes(len)) => {
                     engine.received(sys::boot_clock(), link, len);
                     if len < asked {
                         return; // all that was there: the next byte raises another event
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Ok(Received::Nothing) => return,
+                Ok(Received::End) => {
+                    engine.disconnected(sys::boot_clock(), link, "closed by the peer");
+                    return;
+                }
                 Err(error) => {
                     engine.disconnected(sys::boot_clock(), link, &error.to_string());
                     return;
@@ -434,9 +366,8 @@ impl Net {
             }
         }
         // There may be more: ask for another event, which comes at once if there is.
-        if let Some(Entry::Link { stream, .. }) = self.entries.get_mut(&token.0) {
-            let _stays_registered =
-                self.registry.reregister(stream.source(), token, Interest::READABLE | Interest::WRITABLE);
+        if let Some(entry) = self.entries.get(&token.0) {
+            let _stays_registered = self.registry.reregister(&mut SourceFd(&entry.fd()), token, BOTH);
         }
     }
 
@@ -449,12 +380,13 @@ impl Net {
             if output.is_empty() {
                 break;
             }
-            match stream.write(output) {
+            match stream.send(output) {
+                Ok(0) => break,
                 Ok(len) => engine.sent(link, len),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => {
-                    engine.disconnected(sys::boot_clock(), link, &error.to_string());
+                Err(_) => {
+                    // Why is for the reading side to say: a reject may be waiting there.
+                    self.read(engine, Token(token));
+                    engine.disconnected(sys::boot_clock(), link, "the connection broke while sending");
                     return;
                 }
             }
@@ -466,8 +398,8 @@ impl Net {
 
     fn last(&mut self, link: LinkId, bytes: &[u8]) {
         let Some(token) = self.links.get(&link) else { return };
-        if let Some(Entry::Link { stream, .. }) = self.entries.get_mut(token) {
-            let _best_effort = stream.write(bytes);
+        if let Some(Entry::Link { stream, .. }) = self.entries.get(token) {
+            let _best_effort = stream.send(bytes);
         }
     }
 
@@ -480,49 +412,58 @@ impl Net {
         }
     }
 
-    fn linger(&mut self, mut stream: Stream) {
-        stream.shutdown_write();
+    fn linger(&mut self, stream: Stream) {
+        let _gone_already = stream.shutdown_send();
         self.sweep();
         if self.lingering >= MAX_LINGERING {
             return;
         }
-        let token = self.token();
-        if self.registry.register(stream.source(), token, Interest::READABLE).is_ok() {
-            self.lingering += 1;
-            self.entries.insert(token.0, Entry::Lingering { stream, until: sys::boot_clock() + LINGER_TIME });
+        let lingering = Entry::Lingering { stream, until: sys::boot_clock() + LINGER_TIME };
+        if let Ok(token) = self.insert(lingering, Interest::READABLE) {
             self.drain(token);
         }
     }
 
     fn drain(&mut self, token: Token) {
         let mut scrap = [0; 4096];
-        let Some(Entry::Lingering { stream, .. }) = self.entries.get_mut(&token.0) else { return };
+        let Some(Entry::Lingering { stream, .. }) = self.entries.get(&token.0) else { return };
         for _ in 0..64 {
-            match stream.read(&mut scrap) {
-                Ok(len) if len > 0 => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                _ => break,
+            match stream.receive(&mut scrap) {
+                Ok(Received::Bytes(_)) => {}
+                Ok(Received::Nothing) => return,
+                Ok(Received::End) | Err(_) => break,
             }
         }
         self.remove(token.0);
     }
 
     fn watch(&mut self, engine: &mut Engine, link: LinkId) {
-        let Some(token) = self.links.get(&link) else { return };
-        let Some(Entry::Link { stream: Stream::Unix(stream), .. }) = self.entries.get(token) else { return };
-        let pidfd = match sys::peer_pidfd(stream) {
-            Ok(pidfd) => pidfd,
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
-                engine.process_ended(sys::boot_clock(), link);
-                return;
-            }
-            Err(_) => return, // its word is awaited then, as long as this endpoint lives
+        let Some(Entry::Link { stream, .. }) = self.links.get(&link).and_then(|token| self.entries.get(token)) else {
+            return;
         };
-        let token = self.token();
-        if self.registry.register(&mut SourceFd(&pidfd.as_raw_fd()), token, Interest::READABLE).is_ok() {
-            self.entries.insert(token.0, Entry::Process { link, pidfd });
+        match stream.peer_process() {
+            Ok(Some(process)) => {
+                // Without a place to watch it from, its word is awaited, as long as this endpoint lives.
+                let _unwatched = self.insert(Entry::Process { link, process }, Interest::READABLE);
+            }
+            Err(error) if errno(&error) == libc::ESRCH => engine.process_ended(sys::boot_clock(), link),
+            Ok(None) | Err(_) => {}
         }
     }
+}
+
+/// Both directions: events are edge-triggered, so the interest never changes.
+const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
+
+fn into_fd(stream: Stream) -> OwnedFd {
+    match stream {
+        Stream::Tcp(stream) => stream.into(),
+        Stream::Unix(stream) => stream.into(),
+    }
+}
+
+fn errno(error: &SocketError) -> i32 {
+    error.source.raw_os_error().unwrap_or(libc::EIO)
 }
 
 impl Net {
@@ -535,11 +476,9 @@ impl Net {
     }
 }
 
-fn note(tried: &mut String, name: &str, error: &io::Error) {
+fn note(tried: &mut String, text: &str) {
     if !tried.is_empty() {
         tried.push_str("; ");
     }
-    tried.push_str(name);
-    tried.push_str(": ");
-    tried.push_str(&error.to_string());
+    tried.push_str(text);
 }
