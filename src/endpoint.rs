@@ -104,7 +104,7 @@ impl Endpoint {
     #[must_use]
     pub fn address(&self) -> String {
         self.shared().advertised.first().map_or_else(
-            || format!("unix:{}", String::from_utf8_lossy(&engine::unix_name_of(&self.shared().incarnation))),
+            || format!("@{}", String::from_utf8_lossy(&engine::unix_name_of(&self.shared().incarnation))),
             ToString::to_string,
         )
     }

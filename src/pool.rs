@@ -10,6 +10,7 @@
 use crate::sys;
 use crate::{Error, ErrorKind, Result};
 use core::fmt;
+use core::ops::{Deref, DerefMut};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -259,6 +260,20 @@ impl AsRef<[u8]> for Buffer {
 
 impl AsMut<[u8]> for Buffer {
     fn as_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
         self.as_mut_slice()
     }
 }
