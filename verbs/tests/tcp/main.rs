@@ -1,0 +1,5 @@
+//! The TCP provider over loopback: two devices in one process, and two processes.
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+mod harness;
+mod transfers;
