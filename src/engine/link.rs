@@ -679,6 +679,8 @@ impl Engine {
         }
         let Some(rail) = link.rail else { return };
         let path = self.path_over(rail, link);
+        let same_host = link.peer.as_ref().is_some_and(|peer| peer.boot == self.config.identity.boot);
+        let has_shm = self.rails.iter().any(|rail| provider_code(rail.path) == 1);
         let Some(link) = self.links.get_mut(&id) else { return };
         let Some(queue_pair) = &link.queue_pair else { return };
         match (queue_pair.connect(address, true), path) {
@@ -688,7 +690,9 @@ impl Engine {
                     Path::Direct => "both endpoints are in one process",
                     Path::Shm => "same host: the boot ids agree and a Unix socket reaches the peer",
                     Path::Rdma => "RDMA devices at both ends",
-                    Path::Tcp => "tcp",
+                    Path::Tcp if !same_host => "the peer is on another host, and no RDMA device is in use",
+                    Path::Tcp if !has_shm => "same host, but shared memory is not allowed here",
+                    Path::Tcp => "same host, without shared memory",
                 };
                 link.reason = if link.reason.is_empty() { why.to_owned() } else { format!("{why}; {}", link.reason) };
                 self.opened(id);
