@@ -12,6 +12,7 @@ use std::time::Duration;
 use towline_control::address::{Address, UnixName};
 use towline_control::preface::{Preface, Purpose};
 use towline_control::socket::{self, Listener, SocketError, SocketName};
+use towline_verbs::tcp::{TcpConfig, TcpProvider};
 use towline_verbs::{Device, Memory, Provider};
 
 const BUILD: &str = "build";
@@ -269,8 +270,19 @@ impl Builder {
         self.advertise.iter().map(|text| parse_address(BUILD, text).map(|address| with_port(address, port))).collect()
     }
 
-    fn rails(&self, _memory: &Memory, _advertised: &[Address], _unix_name: &[u8]) -> Result<Vec<Rail>> {
-        Ok(Vec::new())
+    fn rails(&self, memory: &Memory, advertised: &[Address], unix_name: &[u8]) -> Result<Vec<Rail>> {
+        let mut rails = Vec::new();
+        let _ = unix_name;
+        if self.paths.allow(Path::Tcp) {
+            let mut addresses = Vec::new();
+            for address in advertised {
+                addresses.extend(resolve(BUILD, address)?);
+            }
+            let provider = TcpProvider::new(TcpConfig::new(addresses, Arc::new(preface))).map_err(verbs)?;
+            let device = open_first(&provider).map_err(verbs)?;
+            rails.push(Rail::new(Path::Tcp, device, memory).map_err(verbs)?);
+        }
+        Ok(rails)
     }
 }
 
