@@ -876,11 +876,7 @@ impl Engine {
         if let Some(queue_pair) = &link.queue_pair {
             queue_pair.to_error();
         }
-        if let Failure::Protocol(_) | Failure::Closing = failure {
-            let code = if matches!(failure, Failure::Closing) { GoodbyeCode::Closing } else { GoodbyeCode::Protocol };
-            let _best_effort = link.session.send(&Frame::Goodbye(Goodbye { code }));
-        }
-        self.closing_output(id, &mut link);
+        self.closing_output(id, &mut link, failure);
         self.actions.push_back(Action::Close(id));
         for request in link.waiting.keys() {
             self.forget_waiting(id, *request, &link.waiting);
@@ -914,19 +910,28 @@ impl Engine {
         }
     }
 
-    /// Bytes that a link which ended still owes its peer (a reject, a goodbye, closes) go out with the close.
-    fn closing_output(&mut self, id: LinkId, link: &mut Link) {
-        if !matches!(link.state, State::Dialing) {
-            if link.is_open() && !link.closes.is_empty() {
-                let entries = std::mem::take(&mut link.closes);
-                if link.session.send(&Frame::Close(towline_control::wire::Close { entries: &entries })).is_err() {
-                    link.closes = entries;
-                }
+    /// What a link that ends still owes its peer goes out with its end: leases closed, a goodbye, a session's reject.
+    fn closing_output(&mut self, id: LinkId, link: &mut Link, failure: &Failure) {
+        if link.state == State::Dialing {
+            return;
+        }
+        if link.is_open() && !link.closes.is_empty() {
+            let entries = std::mem::take(&mut link.closes);
+            if link.session.send(&Frame::Close(wire::Close { entries: &entries })).is_err() {
+                link.closes = entries;
             }
-            let output = link.session.output().to_vec();
-            if !output.is_empty() {
-                self.actions.push_back(Action::Last { link: id, bytes: output });
-            }
+        }
+        let goodbye = match failure {
+            Failure::Closing => Some(GoodbyeCode::Closing),
+            Failure::Protocol(_) => Some(GoodbyeCode::Protocol),
+            _ => None,
+        };
+        if let Some(code) = goodbye {
+            let _not_established = link.session.send(&Frame::Goodbye(Goodbye { code }));
+        }
+        let output = link.session.output();
+        if !output.is_empty() {
+            self.actions.push_back(Action::Last { link: id, bytes: output.to_vec() });
         }
     }
 
