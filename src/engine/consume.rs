@@ -360,7 +360,9 @@ impl Engine {
     /// The get waits for its link to agree on another path.
     pub(super) fn await_link(&mut self, operation: OperationId) {
         let Some(get) = self.gets.get_mut(&operation) else { return };
-        if let Stage::Requested(request) = get.stage {
+        if let Stage::Reading(_) = get.stage {
+            get.stage = Stage::AwaitLink;
+        } else if let Stage::Requested(request) = get.stage {
             get.stage = Stage::AwaitLink;
             let link = get.link;
             if let Some(link) = link.and_then(|link| self.links.get_mut(&link)) {

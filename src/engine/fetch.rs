@@ -449,6 +449,11 @@ impl Engine {
         vendor: u32,
     ) {
         self.close_on(link, lease, Outcome::Failed);
+        if self.links.get(&link).is_some_and(|link| !link.is_open()) {
+            // The whole link has failed, and its gets are tried again together when it is gone.
+            self.await_link(operation);
+            return;
+        }
         let tries = self.gets.get(&operation).map_or(0, super::consume::Get::tries) + 1;
         if tries > self.config.limits.tries {
             self.finish(operation, Err(ErrorKind::TransferFailed { status: status.text(), vendor, tries }));

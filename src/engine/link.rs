@@ -7,6 +7,7 @@
 //! | `Upgrading` | the peer, on this host; a Unix connection is being made | that link opening or failing |
 //! | `Agreeing` | the peer; a queue pair is offered or awaited | accept, or the last candidate refused |
 //! | `Open` | path and queue pair | loss, goodbye, `close` |
+//! | `Broken` | the queue pair has failed; the connection may still bring the peer's last words | loss, goodbye, a moment |
 //!
 //! The end that dialled chooses the path and opens the queue pair; both ends get and put over it. A link that fails
 //! takes its queue pair to the error state; gets on it are tried again over a new one, grants wait for their fences.
@@ -46,6 +47,7 @@ pub(super) enum State {
     Upgrading,
     Agreeing,
     Open,
+    Broken,
 }
 
 /// Who the other end says it is.
@@ -203,6 +205,9 @@ pub(super) enum Incoming {
 
 /// Largest control frame: the layout and segments of a payload of as many parts as are allowed fit.
 const MAX_FRAME: u32 = 1 << 20;
+
+/// How long the last words of a peer whose queue pair failed are waited for.
+const LAST_WORDS: Tick = 30_000_000;
 
 /// The number of a rail on the wire.
 pub(super) const fn provider_code(path: Path) -> u8 {
@@ -397,7 +402,7 @@ impl Engine {
         let (waiting_for, address) = match link.state {
             State::Dialing => ("a connection", link.target.describe()),
             State::Handshaking => ("the peer's hello", link.target.describe()),
-            State::Upgrading | State::Agreeing | State::Open => ("an agreement on a path", link.target.describe()),
+            _ => ("an agreement on a path", link.target.describe()),
         };
         let tried = format!("no answer in time: waited for {waiting_for}");
         self.fail_link(
@@ -780,9 +785,17 @@ impl Engine {
                 link.state = State::Agreeing;
                 link.handshake = Some(self.timers.set(self.now + self.config.times.handshake, Timer::Handshake(id)));
             } else {
-                self.fail_link(id, &Failure::Lost(why));
+                // A peer that leaves takes its queue pair down and then says goodbye: leases that it closes with its last
+                // words are worth waiting for.
+                link.state = State::Broken;
+                link.note(&why);
+                self.timers.set(self.now + LAST_WORDS, Timer::Broken(id, why));
             }
         }
+    }
+
+    pub(super) fn broken_deadline(&mut self, id: LinkId, why: String) {
+        self.fail_link(id, &Failure::Lost(why));
     }
 }
 
@@ -915,7 +928,7 @@ impl Engine {
         if link.state == State::Dialing {
             return;
         }
-        if link.is_open() && !link.closes.is_empty() {
+        if matches!(link.state, State::Open | State::Broken) && !link.closes.is_empty() {
             let entries = std::mem::take(&mut link.closes);
             if link.session.send(&Frame::Close(wire::Close { entries: &entries })).is_err() {
                 link.closes = entries;

@@ -264,12 +264,14 @@ pub struct Stats {
     pub pool_waiting: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Timer {
     /// A get's deadline.
     Get(OperationId),
     /// Connected, but not yet known to each other.
     Handshake(LinkId),
+    /// The queue pair failed, and why; the connection is about to be given up.
+    Broken(LinkId, String),
     /// Leases to be reported as closed.
     Closes(LinkId),
     /// Leases or waiting gets to be kept alive.
@@ -539,6 +541,7 @@ impl Engine {
             match timer {
                 Timer::Get(operation) => self.get_deadline(operation),
                 Timer::Handshake(link) => self.handshake_deadline(link),
+                Timer::Broken(link, why) => self.broken_deadline(link, why),
                 Timer::Closes(link) => self.send_closes(link),
                 Timer::KeepAlive(link) => self.send_keep_alive(link),
                 Timer::Grant(grant) => self.grant_deadline(grant),
