@@ -22,6 +22,7 @@ compile_error!("towline-verbs supports 64-bit Linux only: it is built on memfd, 
 
 pub mod backend;
 mod completion_queue;
+pub mod copy;
 mod device;
 mod error;
 pub mod memory;
