@@ -1,10 +1,13 @@
 //! Which routine, on how many threads: a few copies of each, out of memory and not out of the cache.
+//!
+//! What is measured is the processor time of the busiest thread and not the time on the wall: the choice is for the life
+//! of the process, so it must not depend on what else the machine did in these milliseconds.
 #![allow(unsafe_code)]
 
 use super::{Choice, Routine, kernels};
 use crate::memory::Mapping;
 use core::hint;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,66 +15,91 @@ use std::time::{Duration, Instant};
 const SHARE: usize = 2 << 20;
 /// What a run is cut into, as the copies of a queue pair are.
 const PIECE: usize = 256 << 10;
-/// Rounds go on until this much time is gone; the first is always whole.
-const BUDGET: Duration = Duration::from_millis(14);
+/// Runs are repeated until this much time is gone.
+const BUDGET: Duration = Duration::from_millis(15);
 const MAX_ROUNDS: usize = 8;
 /// What another thread must bring at least.
 const PAYS: f64 = 1.15;
+/// Most threads that are measured.
+const MOST: usize = 4;
+/// How many of the best on one thread are measured on more, beside `memcpy`: the order may differ, but not by much.
+const FINALISTS: usize = 3;
 
 /// Measures `routines` with 1 thread, 2 and (from 8 processors on) 4, and chooses.
 pub(super) fn choose(routines: &[Routine]) -> Choice {
-    let started = Instant::now();
+    let deadline = Instant::now() + BUDGET;
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let counts: &[usize] = match processors {
-        1 => &[1],
-        2..=7 => &[1, 2],
-        _ => &[1, 2, 4],
+        1 => &[],
+        2..=7 => &[2],
+        _ => &[2, MOST],
     };
     let most = counts.last().copied().unwrap_or(1);
-    let mut choice = Choice { routine: routines[0], threads: 1, bytes_per_second: 1 };
     let (Some(source), Some(target)) = (Buffer::new(most * SHARE), Buffer::new(most * SHARE)) else {
-        return choice; // a process with no memory left for this has other worries
+        // A process with no memory left for this has other worries.
+        return Choice { routine: routines[0], threads: 1, bytes_per_second: 1 };
     };
-    // Best seconds by thread count and routine: what disturbs a run makes it longer, never shorter.
-    let mut seconds = vec![vec![f64::INFINITY; routines.len()]; counts.len()];
     let crew = Crew {
         routines,
         source,
         target,
         orders: AtomicUsize::new(0),
-        cursor: AtomicUsize::new(0),
         busy: AtomicUsize::new(0),
+        nanoseconds: Default::default(),
     };
+    // Every routine and thread count once, and then again as long as there is time.
+    let mut trials: Vec<Trial> = (0..routines.len()).map(|which| Trial::new(which, 1)).collect();
     thread::scope(|scope| {
-        let workers = (1..most).filter(|&index| {
-            let crew = &crew;
+        let start = |index: &usize| {
+            let (crew, index) = (&crew, *index);
             thread::Builder::new().name("towline-measure".into()).spawn_scoped(scope, move || crew.work(index)).is_ok()
-        });
-        let able = 1 + workers.count();
+        };
+        let able = 1 + (1..most).take_while(start).count();
+        for trial in &mut trials {
+            trial.run(&crew);
+        }
+        trials.sort_by(|a, b| b.rate.total_cmp(&a.rate));
+        let finalist = |(place, trial): &(usize, &Trial)| *place < FINALISTS || trial.which == 0;
+        let finalists: Vec<_> = trials.iter().enumerate().filter(finalist).map(|(_, trial)| trial.which).collect();
+        for &threads in counts.iter().filter(|threads| **threads <= able) {
+            trials.extend(finalists.iter().map(|&which| Trial::new(which, threads)));
+        }
         for round in 0..MAX_ROUNDS {
-            if round > 0 && started.elapsed() > BUDGET {
-                break;
-            }
-            for (best, &threads) in seconds.iter_mut().zip(counts).filter(|(_, threads)| **threads <= able) {
-                for (which, time) in best.iter_mut().enumerate() {
-                    *time = time.min(crew.run(which, threads));
+            for trial in &mut trials {
+                if Instant::now() < deadline || (round == 0 && trial.rate == 0.0) {
+                    trial.run(&crew);
                 }
             }
         }
         crew.orders.store(LEAVE, Ordering::Release);
     });
-    let mut rate_to_beat = 0.0;
-    for (times, &threads) in seconds.iter().zip(counts) {
-        for (&time, routine) in times.iter().zip(routines) {
-            let rate = (threads * SHARE) as f64 / time;
-            let needed = if threads > choice.threads { rate_to_beat * PAYS } else { rate_to_beat };
-            if rate > needed {
-                rate_to_beat = rate;
-                choice = Choice { routine: *routine, threads, bytes_per_second: rate as u64 };
-            }
+    trials.sort_by_key(|trial| trial.threads);
+    let mut best = &trials[0];
+    for trial in &trials {
+        let needed = if trial.threads > best.threads { best.rate * PAYS } else { best.rate };
+        if trial.rate > needed {
+            best = trial;
         }
     }
-    choice
+    Choice { routine: routines[best.which], threads: best.threads, bytes_per_second: best.rate as u64 }
+}
+
+/// A routine on some threads, and the best rate it has shown: what disturbs a run makes it slower, never faster.
+struct Trial {
+    which: usize,
+    threads: usize,
+    rate: f64,
+}
+
+impl Trial {
+    fn new(which: usize, threads: usize) -> Self {
+        Self { which, threads, rate: 0.0 }
+    }
+
+    fn run(&mut self, crew: &Crew<'_>) {
+        let bytes = (self.threads * SHARE) as f64;
+        self.rate = self.rate.max(bytes / crew.run(self.which, self.threads));
+    }
 }
 
 /// The threads of a measurement. They live through all of it and spin meanwhile, so that no run waits for one to start
@@ -82,10 +110,10 @@ struct Crew<'a> {
     target: Buffer,
     /// The run at hand: its number, threads and routine; see [`order`].
     orders: AtomicUsize,
-    /// The next byte to copy in it.
-    cursor: AtomicUsize,
     /// Workers that have not finished it.
     busy: AtomicUsize,
+    /// Processor time that each thread took for it.
+    nanoseconds: [AtomicU64; MOST],
 }
 
 /// The order that ends a worker.
@@ -97,21 +125,20 @@ const fn order(number: usize, threads: usize, which: usize) -> usize {
 }
 
 impl Crew<'_> {
-    /// Seconds for one copy of `threads * SHARE` bytes out of memory.
+    /// Seconds that the busiest of `threads` took to copy its share out of memory.
     fn run(&self, which: usize, threads: usize) -> f64 {
         let bytes = threads * SHARE;
         self.source.evict(bytes);
         self.target.evict(bytes);
-        self.cursor.store(0, Ordering::Relaxed);
         self.busy.store(threads - 1, Ordering::Relaxed);
         let number = (self.orders.load(Ordering::Relaxed) >> 16) + 1;
-        let start = Instant::now();
         self.orders.store(order(number, threads, which), Ordering::Release);
-        self.copy(which, bytes);
+        self.copy(0, which);
         while self.busy.load(Ordering::Acquire) > 0 {
             pause();
         }
-        start.elapsed().as_secs_f64()
+        let longest = self.nanoseconds[..threads].iter().map(|time| time.load(Ordering::Relaxed)).max();
+        longest.unwrap_or(0).max(1) as f64 / 1e9
     }
 
     /// What worker `index` (from 1) does until it is told to leave.
@@ -124,7 +151,7 @@ impl Crew<'_> {
             }
             let threads = (now >> 8) & 0xff;
             if now != last && index < threads {
-                self.copy(now & 0xff, threads * SHARE);
+                self.copy(index, now & 0xff);
                 self.busy.fetch_sub(1, Ordering::Release);
             }
             last = now;
@@ -132,17 +159,25 @@ impl Crew<'_> {
         }
     }
 
-    fn copy(&self, which: usize, bytes: usize) {
-        loop {
-            let offset = self.cursor.fetch_add(PIECE, Ordering::Relaxed);
-            if offset >= bytes {
-                break;
-            }
-            // SAFETY: `offset + PIECE <= bytes`, which both buffers hold; `cursor` gives each piece to one thread, and
-            // a run begins when all have left the one before.
-            unsafe { self.routines[which].copy(self.target.at(offset), self.source.at(offset), PIECE) }
+    /// Copies the share of a thread and notes how long that took.
+    fn copy(&self, thread: usize, which: usize) {
+        let start = processor_time();
+        for offset in (thread * SHARE..(thread + 1) * SHARE).step_by(PIECE) {
+            let (to, from) = (self.target.at(offset), self.source.at(offset));
+            // SAFETY: `thread` is below the number of shares that both buffers hold; each thread has its own, and a run
+            // begins when all have finished the one before.
+            unsafe { self.routines[which].copy(to, from, PIECE) }
         }
+        self.nanoseconds[thread].store(processor_time().saturating_sub(start), Ordering::Relaxed);
     }
+}
+
+/// Nanoseconds that this thread has run.
+fn processor_time() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is valid for the duration of the call. It can't fail for this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
 /// Waits a moment; yields, since the one waited for may need this processor.
