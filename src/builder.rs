@@ -12,6 +12,7 @@ use std::time::Duration;
 use towline_control::address::{Address, UnixName};
 use towline_control::preface::{Preface, Purpose};
 use towline_control::socket::{self, Listener, SocketError, SocketName};
+use towline_verbs::shm::{ShmConfig, ShmProvider};
 use towline_verbs::tcp::{TcpConfig, TcpProvider};
 use towline_verbs::{Device, Memory, Provider};
 
@@ -272,7 +273,11 @@ impl Builder {
 
     fn rails(&self, memory: &Memory, advertised: &[Address], unix_name: &[u8]) -> Result<Vec<Rail>> {
         let mut rails = Vec::new();
-        let _ = unix_name;
+        if self.paths.allow(Path::Shm) || self.paths.allow(Path::Direct) {
+            let provider = ShmProvider::new(ShmConfig::new(unix_name, preface)).map_err(verbs)?;
+            let device = open_first(&provider).map_err(verbs)?;
+            rails.push(Rail::new(Path::Shm, device, memory).map_err(verbs)?);
+        }
         if self.paths.allow(Path::Tcp) {
             let mut addresses = Vec::new();
             for address in advertised {
