@@ -27,3 +27,8 @@ pub use pool::Buffer;
 pub use ticket::{TICKET_PREFIX, Ticket};
 pub use towline_control::session::{Secret, SecretError};
 pub use towline_verbs::memory::HugePages;
+
+/// The README's example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
