@@ -17,12 +17,10 @@ pub(crate) struct Cli {
 /// What can be done.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    #[cfg(test)]
     /// Measures how fast payloads travel between two processes, beside what this machine can do at all.
     Bench(BenchArgs),
     /// Shows what each provider offers here, with the reason when one is missing.
     Devices,
-    #[cfg(test)]
     /// The bench's second process: takes its orders from standard input. Not for people.
     #[command(name = "bench-worker", hide = true)]
     Worker,

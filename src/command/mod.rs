@@ -1,14 +1,9 @@
 //! The command's subcommands, and how they end.
 
-#[cfg_attr(not(test), allow(unused))]
 mod args;
-#[cfg_attr(not(test), allow(unused))]
 mod bench;
-#[cfg_attr(not(test), allow(unused))]
 mod devices;
-#[cfg_attr(not(test), allow(unused))]
 mod machine;
-#[cfg_attr(not(test), allow(unused))]
 mod sys;
 
 use args::{Cli, Command};
@@ -19,7 +14,6 @@ use std::process::ExitCode;
 
 /// Why a command ends without having done what was asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(not(test), allow(unused))]
 pub(crate) enum Failure {
     /// It was tried and failed: exit code 1.
     Failed(String),
@@ -27,7 +21,6 @@ pub(crate) enum Failure {
     Refused(String),
 }
 
-#[cfg_attr(not(test), allow(unused))]
 impl Failure {
     /// A failure of `what` because of `why`.
     pub(crate) fn failed(what: impl fmt::Display, why: impl fmt::Display) -> Self {
@@ -61,11 +54,9 @@ impl fmt::Display for Failure {
 /// Runs the command that the arguments name. Wrong arguments end the process here, with code 2 and a line of help.
 pub(crate) fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
-        #[cfg(test)]
-        Command::Bench(args) => bench::run::<bench::fake::Fake>(&args),
+        Command::Bench(args) => bench::run::<bench::Transport>(&args),
         Command::Devices => devices::run(),
-        #[cfg(test)]
-        Command::Worker => bench::work::<bench::fake::Fake>(),
+        Command::Worker => bench::work::<bench::Transport>(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -192,6 +192,25 @@ impl DerefMut for Pages {
     }
 }
 
+/// Reads one byte of every page of a view, as the consumer of a view does that looks at all of it.
+pub(crate) fn read_pages_of(part: &towline::ViewPart<'_>) {
+    let start = part.as_ptr();
+    for offset in (0..part.layout().len as usize).step_by(PAGE) {
+        // SAFETY: within the part, which is valid for reads of its length while the view lives.
+        let byte = unsafe { start.add(offset) };
+        // SAFETY: as above; volatile, since the producer's process could write it meanwhile.
+        std::hint::black_box(unsafe { byte.read_volatile() });
+    }
+}
+
+/// Reads one byte of every page.
+pub(crate) fn read_pages(bytes: &[u8]) {
+    for byte in bytes.iter().step_by(PAGE) {
+        // SAFETY: a reference is valid for reads.
+        std::hint::black_box(unsafe { std::ptr::from_ref(byte).read_volatile() });
+    }
+}
+
 /// Memory that two processes share: one page of words, then the data.
 #[derive(Debug)]
 pub(crate) struct Shared {

@@ -1,6 +1,6 @@
 //! The consuming side: gets payloads, checks them, and receives the bare bytes of the limits.
 
-use super::content::{Content, PartSeen, Readable, check};
+use super::content::{Content, Readable, check};
 use super::lanes;
 use super::layout::Layout;
 use super::limits::{Order, Received, Variant, memory, tcp};
@@ -8,10 +8,11 @@ use super::message::{Batch, Channel, Checked, GetStamps, Gets, Setup, Stream, To
 use super::mover::{Address, Arrived, Journey, Mover, Needs};
 use super::plan;
 use super::producer::{key, reply};
+use super::report::Clock;
 use super::serialized::Tree;
 use crate::command::Failure;
 use crate::command::args::Mode;
-use crate::command::sys::{PAGE, Pages, Shared, cpu_seconds, now_ns};
+use crate::command::sys::{PAGE, Pages, Shared, cpu_seconds, now_ns, read_pages};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -67,8 +68,8 @@ struct Row<M: Mover> {
     layout: Layout,
     mover: M,
     producer: Address,
-    /// Bytes outside the pool: where mode `copy` and the limits put theirs.
-    own: Pages,
+    /// Bytes outside the pool, one area an operation of a batch: where mode `copy` and the limits put theirs.
+    own: Vec<Vec<u8>>,
     /// The source of the limit that copies within this process.
     second: Pages,
     /// Memory to compare a view with.
@@ -81,10 +82,8 @@ struct Row<M: Mover> {
 
 /// One payload that was got and not yet checked.
 enum Held<P> {
-    /// In the pool, or mapped.
+    /// In the pool, in the consumer's own bytes, or mapped.
     Payload(P),
-    /// In the consumer's own bytes.
-    Own(Vec<PartSeen>),
     /// As tensors.
     Tree(Tree),
 }
@@ -101,6 +100,7 @@ impl<M: Mover> Consumer<M> {
             pool: plan::consumer_pool(&setup),
             path: setup.path,
             bind: loopback, // nobody calls a consumer
+            remote: setup.clock == Clock::Consumer,
             patience: Duration::from_secs(setup.patience_s),
         })?;
         let size = setup.size as usize;
@@ -110,7 +110,8 @@ impl<M: Mover> Consumer<M> {
             pages.touch();
             Ok(pages)
         };
-        let own = pages(plan::own_bytes(&setup))?;
+        let areas = plan::own_areas(&setup);
+        let own = (0..areas).map(|_| touched(size)).collect();
         let second = pages(if setup.second_area { size } else { 0 })?;
         let populated = (setup.mode == Mode::View).then(|| Pages::populated_memfd(size).map_err(memory)).transpose()?;
         let shared = setup.through.then(|| map(&self.fd, size)).transpose()?;
@@ -133,13 +134,14 @@ impl<M: Mover> Consumer<M> {
         let cpu = cpu_seconds();
         let got = match setup.mode {
             Mode::Copy => {
-                let areas = own.chunks_mut(setup.size as usize).take(batch.count as usize);
+                let areas = std::mem::take(own).into_iter().take(batch.count as usize);
                 lanes::run(setup.concurrency, areas, |index, area| {
                     let key = key(index);
                     let called = now_ns();
-                    let (journey, parts) = mover.get_into(producer, &key, area)?;
+                    let payload = mover.get_into(producer, &key, area)?;
                     let returned = now_ns();
-                    Ok((GetStamps { called, returned, end: returned }, journey, Held::Own(parts)))
+                    let journey = payload.journey();
+                    Ok((GetStamps { called, returned, end: returned }, journey, Held::Payload(payload)))
                 })
             }
             Mode::Serialized => lanes::run(setup.concurrency, indices, |index, _| {
@@ -189,17 +191,22 @@ impl<M: Mover> Consumer<M> {
                 }
             }
         }
-        let size = row.setup.size as usize;
         for (index, held) in row.held.drain(..).enumerate() {
             let operation = row.first + index as u64;
             let check =
                 |arrived: &dyn Readable| check(&row.layout, row.setup.seed, operation, row.setup.verify, arrived);
             let outcome = match &held {
                 Held::Payload(payload) => check(payload),
-                Held::Own(parts) => check(&Own { parts, bytes: &row.own[index * size..][..size] }),
                 Held::Tree(tree) => check(tree),
             };
             outcome.map_err(|mismatch| Failure::Failed(format!("operation {operation} arrived wrong: {mismatch}")))?;
+            if let (Mode::Copy, Held::Payload(payload)) = (row.setup.mode, held) {
+                let own = payload.into_own();
+                row.own.push(own.ok_or_else(|| Failure::Failed("the caller's own bytes didn't come back".into()))?);
+            }
+        }
+        while row.own.len() < plan::own_areas(&row.setup) {
+            row.own.push(touched(row.setup.size as usize)); // the areas that a smaller batch didn't need
         }
         Ok(checked)
     }
@@ -219,7 +226,7 @@ impl<M: Mover> Consumer<M> {
     fn sample(&mut self, order: &Order) -> Result<Received, Failure> {
         let row = self.row.as_mut().ok_or_else(|| Failure::Failed("the consumer has no row".into()))?;
         let size = order.size as usize;
-        let Some(own) = row.own.get_mut(..size) else {
+        let Some(own) = row.own.first_mut().filter(|own| own.len() == size) else {
             return Err(Failure::Failed("the consumer's own memory is too small".into()));
         };
         match (&order.variant, &row.shared, &self.connections) {
@@ -254,26 +261,11 @@ fn timed(work: impl FnOnce()) -> u64 {
     now_ns() - begin
 }
 
-/// Reads one byte of every page.
-fn read_pages(bytes: &[u8]) {
-    for byte in bytes.iter().step_by(PAGE) {
-        std::hint::black_box(*std::hint::black_box(byte));
+/// Bytes whose pages are all there.
+fn touched(len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    for byte in bytes.iter_mut().step_by(PAGE) {
+        *std::hint::black_box(byte) = 1;
     }
-}
-
-/// A payload in the consumer's own bytes.
-struct Own<'a> {
-    parts: &'a [PartSeen],
-    bytes: &'a [u8],
-}
-
-impl Readable for Own<'_> {
-    fn parts(&self) -> Vec<PartSeen> {
-        self.parts.to_vec()
-    }
-
-    fn read(&self, part: usize, offset: u64, out: &mut [u8]) {
-        let start = self.parts[..part].iter().map(|p| p.len).sum::<u64>() + offset;
-        out.copy_from_slice(&self.bytes[start as usize..][..out.len()]);
-    }
+    bytes
 }

@@ -61,8 +61,14 @@ pub(crate) fn mix(x: u64) -> u64 {
 pub(crate) trait Readable {
     /// The parts, in order, with what is known of each.
     fn parts(&self) -> Vec<PartSeen>;
-    /// Copies the bytes of part `part` from `offset` on into `out`; the range is within the part.
-    fn read(&self, part: usize, offset: u64, out: &mut [u8]);
+    /// Copies the bytes of part `part` from `offset` on into `out`; `false` if there aren't so many.
+    fn read(&self, part: usize, offset: u64, out: &mut [u8]) -> bool;
+}
+
+/// Copies the bytes from `offset` on into `out`; `false` if there aren't so many.
+pub(crate) fn copy_of(bytes: &[u8], offset: u64, out: &mut [u8]) -> bool {
+    let range = usize::try_from(offset).ok().and_then(|start| bytes.get(start..)?.get(..out.len()));
+    range.map(|bytes| out.copy_from_slice(bytes)).is_some()
 }
 
 /// What the consumer was told of one part.
@@ -145,7 +151,7 @@ fn check_layout(layout: &Layout, seen: &[PartSeen]) -> Result<(), Mismatch> {
         if seen.name != plan.name {
             return differ(what("name"), plan.name.clone(), seen.name.clone());
         }
-        if seen.dtype != plan.dtype {
+        if seen.dtype != plan.dtype.name() {
             return differ(what("dtype"), plan.dtype.to_string(), seen.dtype.clone());
         }
         if seen.shape != plan.shape {
@@ -171,7 +177,13 @@ impl Checker<'_> {
             let len = (end - offset).min(BLOCK as u64) as usize;
             let (expected, found) = (&mut expected[..len], &mut found[..len]);
             self.content.fill(part.offset + offset, expected);
-            self.arrived.read(index, offset, found);
+            if !self.arrived.read(index, offset, found) {
+                return Err(Mismatch::Layout {
+                    what: format!("part {index} (\"{}\"): elements of dtype {}", part.name, part.dtype),
+                    expected: format!("{len} bytes at offset {offset}"),
+                    found: "none".into(),
+                });
+            }
             if expected != found {
                 let at = expected.iter().zip(found.iter()).position(|(e, f)| e != f).unwrap_or(0);
                 let (expected, found) = (expected[at], found[at]);
@@ -211,8 +223,8 @@ mod tests {
         fn parts(&self) -> Vec<PartSeen> {
             self.parts.clone()
         }
-        fn read(&self, part: usize, offset: u64, out: &mut [u8]) {
-            out.copy_from_slice(&self.bytes[part][offset as usize..][..out.len()]);
+        fn read(&self, part: usize, offset: u64, out: &mut [u8]) -> bool {
+            copy_of(&self.bytes[part], offset, out)
         }
     }
 
@@ -298,6 +310,15 @@ mod tests {
         });
         let seen = seen.count();
         assert!((1..20).contains(&seen), "{seen} of 20 operations hit the gap of 64 KiB");
+    }
+
+    #[test]
+    fn a_part_with_fewer_bytes_than_its_layout_says_is_told() {
+        let layout = Layout::tree(3_000_000);
+        let mut received = Received::of(&layout, 1, 0);
+        received.bytes[7].pop();
+        let text = check(&layout, 1, 0, Verify::Sampled, &received).unwrap_err().to_string();
+        assert!(text.starts_with("part 7 ") && text.contains("bytes at offset"), "{text}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A transport within one process, to test the bench with: a depot of payloads under their keys.
 
-use super::content::{PartSeen, Readable};
+use super::content::{PartSeen, Readable, copy_of};
 use super::layout::PartPlan;
 use super::mover::{Address, Arrived, Journey, Mover, Needs};
 use crate::command::Failure;
@@ -40,6 +40,7 @@ pub(crate) struct Fake {
 pub(crate) struct FakePayload {
     parts: Parts,
     path: &'static str,
+    own: Option<Vec<u8>>,
 }
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -86,7 +87,7 @@ impl Mover for Fake {
         Ok(vec![0; len])
     }
 
-    fn buffer_part(plan: &PartPlan, buffer: Vec<u8>) -> Self::Part<'static> {
+    fn buffer_part(plan: &PartPlan, buffer: Vec<u8>) -> Self::Part<'_> {
         (plan.seen(), buffer)
     }
 
@@ -111,22 +112,17 @@ impl Mover for Fake {
     }
 
     fn get(&self, from: &Address, key: &str) -> Result<FakePayload, Failure> {
-        Ok(FakePayload { parts: self.take(from, key)?, path: self.path })
+        Ok(FakePayload { parts: self.take(from, key)?, path: self.path, own: None })
     }
 
     fn view(&self, from: &Address, key: &str) -> Result<FakePayload, Failure> {
         self.get(from, key)
     }
 
-    fn get_into(&self, from: &Address, key: &str, out: &mut [u8]) -> Result<(Journey, Vec<PartSeen>), Failure> {
+    fn get_into(&self, from: &Address, key: &str, mut own: Vec<u8>) -> Result<FakePayload, Failure> {
         let payload = self.get(from, key)?;
-        let mut rest = out;
-        for (_, bytes) in payload.parts.iter() {
-            let (part, behind) = rest.split_at_mut(bytes.len());
-            part.copy_from_slice(bytes);
-            rest = behind;
-        }
-        Ok((payload.journey(), payload.parts()))
+        own.copy_from_slice(&payload.parts[0].1);
+        Ok(FakePayload { own: Some(own), ..payload })
     }
 
     fn close(self) -> Result<(), Failure> {
@@ -140,8 +136,8 @@ impl Readable for FakePayload {
         self.parts.iter().map(|(seen, _)| seen.clone()).collect()
     }
 
-    fn read(&self, part: usize, offset: u64, out: &mut [u8]) {
-        out.copy_from_slice(&self.parts[part].1[offset as usize..][..out.len()]);
+    fn read(&self, part: usize, offset: u64, out: &mut [u8]) -> bool {
+        copy_of(self.own.as_ref().unwrap_or(&self.parts[part].1), offset, out)
     }
 }
 
@@ -160,5 +156,9 @@ impl Arrived for FakePayload {
                 std::hint::black_box(*byte);
             }
         }
+    }
+
+    fn into_own(self) -> Option<Vec<u8>> {
+        self.own
     }
 }

@@ -1,6 +1,9 @@
 //! How a payload of a given size is divided into parts.
 
-use super::content::{PartSeen, mix};
+#[cfg(test)]
+use super::content::PartSeen;
+use super::content::mix;
+use towline::DType;
 
 /// Parts of a tree.
 pub(crate) const TREE_PARTS: usize = 64;
@@ -16,7 +19,7 @@ pub(crate) struct Layout {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PartPlan {
     pub(crate) name: String,
-    pub(crate) dtype: &'static str,
+    pub(crate) dtype: DType,
     pub(crate) shape: Vec<u64>,
     /// Where the part begins in the payload, in bytes.
     pub(crate) offset: u64,
@@ -24,17 +27,18 @@ pub(crate) struct PartPlan {
     pub(crate) len: u64,
 }
 
+#[cfg(test)]
 impl PartPlan {
     /// The part as a consumer must be told of it.
     pub(crate) fn seen(&self) -> PartSeen {
-        PartSeen { name: self.name.clone(), dtype: self.dtype.into(), shape: self.shape.clone(), len: self.len }
+        PartSeen { name: self.name.clone(), dtype: self.dtype.to_string(), shape: self.shape.clone(), len: self.len }
     }
 }
 
 impl Layout {
     /// One part of bytes.
     pub(crate) fn single(size: u64) -> Self {
-        let part = PartPlan { name: "payload".into(), dtype: "u8", shape: vec![size], offset: 0, len: size };
+        let part = PartPlan { name: "payload".into(), dtype: DType::U8, shape: vec![size], offset: 0, len: size };
         Self { parts: vec![part], size }
     }
 
@@ -48,7 +52,8 @@ impl Layout {
         for (index, weight) in weights.into_iter().enumerate() {
             // A multiple of 64 bytes: eight elements of the widest dtype, whatever the dtype.
             let len = (u128::from(size) * u128::from(weight) / u128::from(total) / 64 * 64) as u64;
-            let (dtype, width) = [("bf16", 2), ("f16", 2), ("f32", 4), ("i64", 8), ("u8", 1)][index % 5];
+            let dtype = [DType::BF16, DType::F16, DType::F32, DType::I64, DType::U8][index % 5];
+            let width = dtype.size();
             let (name, shape) = match index {
                 62 => ("positions".to_string(), vec![len / width]),
                 _ => {
@@ -62,7 +67,7 @@ impl Layout {
             offset += len;
         }
         let len = size - offset;
-        parts.push(PartPlan { name: "rest".into(), dtype: "u8", shape: vec![len], offset, len });
+        parts.push(PartPlan { name: "rest".into(), dtype: DType::U8, shape: vec![len], offset, len });
         Self { parts, size }
     }
 
@@ -82,18 +87,6 @@ impl Layout {
     }
 }
 
-/// Bytes of one element of `dtype`, for those that a layout uses.
-#[cfg(test)]
-fn width(dtype: &str) -> u64 {
-    match dtype {
-        "u8" => 1,
-        "bf16" | "f16" => 2,
-        "f32" => 4,
-        "i64" => 8,
-        _ => unreachable!("no layout uses {dtype}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,7 +99,7 @@ mod tests {
                 let mut end = 0;
                 for part in layout.parts() {
                     assert_eq!(part.offset, end);
-                    assert_eq!(part.shape.iter().product::<u64>() * width(part.dtype), part.len, "{part:?}");
+                    assert_eq!(part.shape.iter().product::<u64>() * part.dtype.size(), part.len, "{part:?}");
                     end += part.len;
                 }
                 assert_eq!(end, size);

@@ -7,7 +7,7 @@
 mod consumer;
 mod content;
 #[cfg(test)]
-pub(super) mod fake;
+mod fake;
 mod lanes;
 mod layout;
 mod limits;
@@ -23,6 +23,9 @@ mod serialized;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod transport;
+
+pub(crate) use transport::Transport;
 
 use super::args::{BenchArgs, Json, Size};
 use super::machine::{self, Machine};

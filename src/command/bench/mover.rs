@@ -1,12 +1,11 @@
 //! What the bench needs of a transport: the library's endpoint, or in tests a stand-in.
 
-use super::content::{PartSeen, Readable};
+use super::content::Readable;
 use super::layout::PartPlan;
 use crate::command::Failure;
 use crate::command::args::Path;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use std::ops::DerefMut;
 use std::time::Duration;
 
 /// Where a producer is reached, in the transport's own words.
@@ -29,8 +28,10 @@ pub(crate) struct Needs {
     pub(crate) pool: u64,
     /// The path that is allowed.
     pub(crate) path: Path,
-    /// Where to listen; beyond loopback, the other side is another machine.
+    /// Where to listen.
     pub(crate) bind: SocketAddr,
+    /// Whether the other side is another machine.
+    pub(crate) remote: bool,
     /// How long one call may wait.
     pub(crate) patience: Duration,
 }
@@ -38,7 +39,7 @@ pub(crate) struct Needs {
 /// A transport. Its methods may be called from several threads at once.
 pub(crate) trait Mover: Sync + Sized {
     /// A writable buffer of the pool.
-    type Buffer: DerefMut<Target = [u8]> + Send;
+    type Buffer: AsMut<[u8]> + Send;
     /// A part that is ready to be put.
     type Part<'a>: Send;
     /// What a consumer received.
@@ -51,7 +52,7 @@ pub(crate) trait Mover: Sync + Sized {
     /// A buffer of the pool, waiting for room.
     fn alloc(&self, len: usize) -> Result<Self::Buffer, Failure>;
     /// A part whose bytes are in the pool.
-    fn buffer_part(plan: &PartPlan, buffer: Self::Buffer) -> Self::Part<'static>;
+    fn buffer_part(plan: &PartPlan, buffer: Self::Buffer) -> Self::Part<'_>;
     /// A part whose bytes are the caller's.
     fn bytes_part<'a>(plan: &'a PartPlan, bytes: &'a [u8]) -> Self::Part<'a>;
     /// Waits until `consumers` consumers wait for `key`.
@@ -62,8 +63,8 @@ pub(crate) trait Mover: Sync + Sized {
     fn get(&self, from: &Address, key: &str) -> Result<Self::Payload, Failure>;
     /// Maps `key` in place, waiting for it.
     fn view(&self, from: &Address, key: &str) -> Result<Self::Payload, Failure>;
-    /// Gets `key` into the caller's own bytes, waiting for it.
-    fn get_into(&self, from: &Address, key: &str, out: &mut [u8]) -> Result<(Journey, Vec<PartSeen>), Failure>;
+    /// Gets `key` into the caller's own bytes, waiting for it; [`Arrived::into_own`] gives them back.
+    fn get_into(&self, from: &Address, key: &str, own: Vec<u8>) -> Result<Self::Payload, Failure>;
     /// Ends this side, when nothing of it is in use any more.
     fn close(self) -> Result<(), Failure>;
 }
@@ -76,4 +77,6 @@ pub(crate) trait Arrived: Readable {
     fn bytes(&self, part: usize) -> Option<&[u8]>;
     /// Reads one byte of every page.
     fn touch(&self);
+    /// The caller's own bytes that it was got into.
+    fn into_own(self) -> Option<Vec<u8>>;
 }

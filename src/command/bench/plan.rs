@@ -153,7 +153,7 @@ pub(crate) fn producer_pool(setup: &Setup) -> u64 {
 /// Bytes of a consumer's pool.
 pub(crate) fn consumer_pool(setup: &Setup) -> u64 {
     match setup.mode {
-        Mode::View => SPARE,
+        Mode::View | Mode::Copy => SPARE,
         _ => SPARE + u64::from(setup.batch) * in_pool(setup),
     }
 }
@@ -167,14 +167,18 @@ fn in_pool(setup: &Setup) -> u64 {
     }
 }
 
-/// Bytes outside the pools that each side has: the payloads of mode `copy`, and an end for the limits.
-pub(crate) fn own_bytes(setup: &Setup) -> usize {
-    let payloads = match setup.mode {
-        Mode::Copy => u64::from(setup.batch),
+/// Payloads that each side has room for outside the pools: those of mode `copy`, and an end for the limits.
+pub(crate) fn own_areas(setup: &Setup) -> usize {
+    match setup.mode {
+        Mode::Copy => setup.batch as usize,
         Mode::ZeroCopy | Mode::Tree => 1,
         Mode::View | Mode::Serialized | Mode::Gpu => 0,
-    };
-    (setup.size * payloads) as usize
+    }
+}
+
+/// Bytes outside the pool that each side has.
+pub(crate) fn own_bytes(setup: &Setup) -> usize {
+    setup.size as usize * own_areas(setup)
 }
 
 /// Bytes of memory that the row needs, all processes of this host together.
@@ -268,7 +272,8 @@ mod tests {
         {
             let setup = setup(line);
             let all = u64::from(setup.batch) * setup.size;
-            assert!(producer_pool(&setup) >= all && consumer_pool(&setup) >= all, "{line}");
+            let own = own_bytes(&setup) as u64;
+            assert!(producer_pool(&setup) >= all && consumer_pool(&setup).max(own) >= all, "{line}");
         }
         assert!(consumer_pool(&setup("--mode view --path shm --size 1GiB")) < 64 << 20, "a view needs no pool");
         assert_eq!(own_bytes(&setup("--mode view --path shm")), 0);

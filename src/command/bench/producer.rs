@@ -7,6 +7,7 @@ use super::limits::{Order, Sent, Variant, memory, tcp};
 use super::message::{Batch, Channel, PutStamps, Puts, Setup, ToProducer};
 use super::mover::{Address, Mover, Needs};
 use super::plan;
+use super::report::Clock;
 use super::serialized::Tree;
 use crate::command::Failure;
 use crate::command::args::Mode;
@@ -78,7 +79,7 @@ struct Row<M: Mover> {
     /// The tensors of mode `serialized`, one tree an operation of a batch.
     trees: Vec<Tree>,
     /// Pool buffers that are filled and not yet put, by operation of the batch.
-    filled: Vec<Vec<M::Buffer>>,
+    filled: Vec<Vec<Option<M::Buffer>>>,
     shared: Option<Shared>,
     /// Processor time when the last batch began.
     cpu: f64,
@@ -100,6 +101,7 @@ impl<M: Mover> Producer<M> {
             pool: plan::producer_pool(&setup),
             path: setup.path,
             bind: self.surroundings.bind,
+            remote: setup.clock == Clock::Consumer,
             patience: Duration::from_secs(setup.patience_s),
         })?;
         let address = mover.address()?;
@@ -143,7 +145,9 @@ impl<M: Mover> Producer<M> {
                 Mode::View | Mode::ZeroCopy | Mode::Tree | Mode::Gpu => {
                     let mut buffers = scattered(&row.mover, &row.layout)?;
                     for (plan, buffer) in row.layout.parts().iter().zip(&mut buffers) {
-                        fill(plan.offset, buffer);
+                        if let Some(buffer) = buffer {
+                            fill(plan.offset, buffer.as_mut());
+                        }
                     }
                     row.filled.push(buffers);
                 }
@@ -184,7 +188,11 @@ impl<M: Mover> Producer<M> {
             Mode::View | Mode::ZeroCopy | Mode::Tree | Mode::Gpu => {
                 lanes::run(setup.concurrency, filled, |index, buffers| {
                     let parts = layout.parts().iter().zip(buffers);
-                    let parts = parts.map(|(plan, buffer)| M::buffer_part(plan, buffer)).collect();
+                    let part = |(plan, buffer): (_, Option<_>)| match buffer {
+                        Some(buffer) => M::buffer_part(plan, buffer),
+                        None => M::bytes_part(plan, &[]),
+                    };
+                    let parts = parts.map(part).collect();
                     let key = key(index);
                     mover.await_consumers(&key, consumers)?;
                     let called = now_ns();
@@ -239,13 +247,16 @@ impl<M: Mover> Producer<M> {
     }
 }
 
-/// A buffer for each part of `layout`, in the parts' order, but not side by side: a tree's tensors lie scattered.
-fn scattered<M: Mover>(mover: &M, layout: &Layout) -> Result<Vec<M::Buffer>, Failure> {
+/// A buffer for each part of `layout` that has bytes, in the parts' order, but not side by side: a tree's tensors lie
+/// scattered.
+fn scattered<M: Mover>(mover: &M, layout: &Layout) -> Result<Vec<Option<M::Buffer>>, Failure> {
     let parts = layout.parts();
     let mut buffers: Vec<Option<M::Buffer>> = parts.iter().map(|_| None).collect();
     for turn in 0..parts.len() {
         let index = turn * 37 % parts.len(); // 37 and the numbers of parts, 64 and 1, have no common divisor
-        buffers[index] = Some(mover.alloc(parts[index].len as usize)?);
+        if parts[index].len > 0 {
+            buffers[index] = Some(mover.alloc(parts[index].len as usize)?);
+        }
     }
-    Ok(buffers.into_iter().flatten().collect())
+    Ok(buffers)
 }

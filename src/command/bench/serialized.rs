@@ -2,7 +2,7 @@
 //!
 //! What a program does that has no transport for tensors: MessagePack through serde, one allocation a tensor.
 
-use super::content::{PartSeen, Readable};
+use super::content::{PartSeen, Readable, copy_of};
 use super::layout::Layout;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
@@ -25,7 +25,7 @@ impl Tree {
     pub(crate) fn new(layout: &Layout) -> Self {
         let tensor = |part: &super::layout::PartPlan| Tensor {
             name: part.name.clone(),
-            dtype: part.dtype.into(),
+            dtype: part.dtype.to_string(),
             shape: part.shape.clone(),
             data: ByteBuf::from(vec![0; part.len as usize]),
         };
@@ -65,8 +65,8 @@ impl Readable for Tree {
         self.0.iter().map(seen).collect()
     }
 
-    fn read(&self, part: usize, offset: u64, out: &mut [u8]) {
-        out.copy_from_slice(&self.0[part].data[offset as usize..][..out.len()]);
+    fn read(&self, part: usize, offset: u64, out: &mut [u8]) -> bool {
+        copy_of(&self.0[part].data, offset, out)
     }
 }
 
