@@ -3,6 +3,9 @@
 use super::Failure;
 use super::args::Path;
 use std::io::Write;
+use std::sync::Arc;
+use towline_verbs::Provider;
+use towline_verbs::tcp::{TcpConfig, TcpProvider};
 
 /// One line of the listing.
 #[derive(Debug, PartialEq, Eq)]
@@ -66,15 +69,19 @@ fn shm() -> Result<String, String> {
 }
 
 fn tcp() -> Result<String, String> {
-    let pair = || {
-        let listener = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?;
-        std::net::TcpStream::connect(listener.local_addr()?)
-    };
-    let socket = pair().map_err(|e| format!("TCP on the loopback interface: {e}"))?;
-    let control = super::sys::congestion(&socket).map_err(|e| format!("TCP_CONGESTION: {e}"))?;
+    // Neither the addresses nor the preface matter for what there is: nothing is connected.
+    let config = TcpConfig::new(vec![], Arc::new(|_| vec![]));
+    let provider = TcpProvider::new(config).map_err(|e| e.to_string())?;
     let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap_or_default();
     let allowed = allowed.split_whitespace().collect::<Vec<_>>().join(", ");
-    Ok(format!("tcp0: congestion control {control} (available: {allowed})"))
+    Ok(format!("{} (available: {allowed})", list(&provider)?))
+}
+
+/// The devices of a provider.
+fn list(provider: &dyn Provider) -> Result<String, String> {
+    let devices = provider.devices().map_err(|e| e.to_string())?;
+    let lines: Vec<_> = devices.iter().map(|device| format!("{}: {}", device.name, device.description)).collect();
+    Ok(lines.join("; "))
 }
 
 fn rdma() -> Result<String, String> {

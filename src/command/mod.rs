@@ -35,6 +35,15 @@ impl Failure {
         }
     }
 
+    /// This failure and another; together they are refused only if both are.
+    pub(crate) fn and(self, other: &Self) -> Self {
+        let text = format!("{self}; {other}");
+        match (self, other) {
+            (Self::Refused(_), Self::Refused(_)) => Self::Refused(text),
+            _ => Self::Failed(text),
+        }
+    }
+
     fn code(&self) -> u8 {
         match self {
             Self::Failed(_) => 1,

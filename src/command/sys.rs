@@ -12,9 +12,10 @@ use std::fs::File;
 use std::io;
 use std::net::TcpStream;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 /// The size of a page. Only the stride of touching depends on it: larger pages are merely touched more than once.
 pub(crate) const PAGE: usize = 4096;
@@ -59,6 +60,19 @@ pub(crate) fn die_with_parent() -> io::Result<()> {
     // SAFETY: this option takes one integer and touches no memory.
     let answer = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Waits until some of `streams` can be read, or have ended; says which.
+pub(crate) fn readable(streams: &[BorrowedFd<'_>], limit: Duration) -> io::Result<Vec<bool>> {
+    let poll = |stream: &BorrowedFd<'_>| libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut polls: Vec<libc::pollfd> = streams.iter().map(poll).collect();
+    let limit = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: `polls` has that many entries, which the call fills.
+    let answer = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, limit) };
+    match answer {
+        -1 if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted => Err(io::Error::last_os_error()),
+        _ => Ok(polls.iter().map(|poll| answer > 0 && poll.revents != 0).collect()),
+    }
 }
 
 /// The congestion control of a TCP socket.

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -96,6 +97,14 @@ impl Channel {
         let peer = peer.into();
         stream.set_deadline(limit).map_err(|e| Failure::failed(&peer, e))?;
         Ok(Self { stream, peer })
+    }
+
+    /// What becomes readable when a message is there, or the end.
+    pub(crate) fn readiness(&self) -> BorrowedFd<'_> {
+        match &self.stream {
+            Stream::Unix(stream) => stream.as_fd(),
+            Stream::Tcp(stream) => stream.as_fd(),
+        }
     }
 
     /// Waits no longer than `limit` from now on.

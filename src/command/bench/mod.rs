@@ -45,8 +45,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// How long a side may take for one order beyond what a call of the row may wait.
-const SLACK: Duration = Duration::from_secs(60);
+/// How long the other machine may take for its greeting.
+const GREETING: Duration = Duration::from_secs(30);
 
 /// The first message between two machines.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,7 +133,7 @@ fn produce<M: mover::Mover + 'static>(memory: &OwnedFd) -> Result<Channel, Failu
 fn connect(address: &str) -> Result<Channel, Failure> {
     let stream = TcpStream::connect(address).and_then(Stream::tcp);
     let stream = stream.map_err(|e| Failure::failed(format!("connecting to {address}"), e))?;
-    let mut channel = Channel::new(stream, address, Some(SLACK))?;
+    let mut channel = Channel::new(stream, address, Some(GREETING))?;
     channel.send(&Hello::ours())?;
     greeted(&channel.receive()?)?;
     Ok(channel)
@@ -148,7 +148,7 @@ fn listen<M: mover::Mover>(address: &str) -> Result<(), Failure> {
     let (stream, peer) = listener.accept().map_err(failed)?;
     let mut bind = stream.local_addr().map_err(failed)?;
     bind.set_port(0);
-    let mut channel = Channel::new(Stream::tcp(stream).map_err(failed)?, peer.to_string(), Some(SLACK))?;
+    let mut channel = Channel::new(Stream::tcp(stream).map_err(failed)?, peer.to_string(), Some(GREETING))?;
     greeted(&channel.receive()?)?;
     channel.send(&Hello::ours())?;
     channel.set_limit(None)?;

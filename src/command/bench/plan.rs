@@ -145,9 +145,11 @@ pub(crate) fn layout(mode: Mode, size: u64) -> Layout {
     }
 }
 
-/// Bytes of the producer's pool.
+/// Bytes of the producer's pool. The buffers of a tree are taken while those of the tree before are given back, and
+/// lie between them: that takes room for both.
 pub(crate) fn producer_pool(setup: &Setup) -> u64 {
-    SPARE + u64::from(setup.batch) * in_pool(setup)
+    let payloads = u64::from(setup.batch) * if setup.mode == Mode::Tree { 2 } else { 1 };
+    SPARE + payloads * in_pool(setup)
 }
 
 /// Bytes of a consumer's pool.

@@ -3,11 +3,14 @@
 use super::stats::Sorted;
 use crate::command::args::{Mode, Size};
 use crate::command::machine::Machine;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use serde::{Deserialize, Serialize};
 
 /// Above this efficiency the limit was badly measured.
 const TOO_GOOD: f64 = 1.05;
+
+/// From so many round trips on, their number says nothing: the time is that of the bytes.
+const MANY: f64 = 100.0;
 
 /// Which clock the operations were timed by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,7 +72,7 @@ pub(crate) fn percentiles(times: &[u64]) -> Option<[f64; 4]> {
 /// The rows as a table, with what its columns mean.
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')));
     let head =
         ["size", "path", "mode", "p50", "p99", "GB/s", "limit", "% of limit", "round trips", "CPU s/GB", "verified"];
     table.set_header(head);
@@ -101,7 +104,7 @@ fn cells(row: &Row) -> [String; 11] {
         if in_place { "in place".into() } else { rate(row.bytes_per_s) },
         row.limit_bytes_per_s.map_or_else(dash, rate),
         row.efficiency.map_or_else(dash, |e| format!("{:.0} %{}", e * 100.0, if e > TOO_GOOD { " (!)" } else { "" })),
-        if row.rtt_us > 0.0 { short(row.p50_us / row.rtt_us) } else { dash() },
+        Some(row.p50_us / row.rtt_us).filter(|&trips| trips < MANY).map_or_else(dash, short),
         if in_place { dash() } else { processor(row) },
         if row.verified { "yes".into() } else { "no".into() },
     ]
@@ -243,10 +246,17 @@ pub(crate) mod tests {
     #[test]
     fn the_table_says_what_a_person_wants_to_know() {
         let text = table(&[row()]);
-        for part in ["190 MiB", "tcp", "zero-copy", "3.98", "4.20", "95 %", "50.0 ms", "2500", "0.41 (0.38)", "yes"] {
+        for part in ["190 MiB", "tcp", "zero-copy", "3.98", "4.20", "95 %", "50.0 ms", "0.41 (0.38)", "yes"] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert!(text.contains("limit:") && !text.contains("warning"), "{text}");
+    }
+
+    #[test]
+    fn small_payloads_are_rated_in_round_trips() {
+        let small = Row { size_bytes: 4096, p50_us: 25.0, rtt_us: 20.0, ..row() };
+        assert!(table(&[small]).contains(" 1.25 "));
+        assert!(!table(&[row()]).contains("2500"), "not large ones");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::report::{Clock, Row, percentiles, thousandths};
 use crate::command::Failure;
 use crate::command::args::{Mode, Verify};
 use crate::command::machine::Machine;
-use crate::command::sys::Shared;
+use crate::command::sys::{self, Shared};
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
@@ -19,8 +19,10 @@ const PINGS: u32 = 64;
 const COLD: usize = 4;
 /// Rounds of spinning at a time.
 const SPINS: u32 = 2000;
+/// How long a side may take for one order beyond what a call of the row may wait.
+const SLACK: Duration = Duration::from_secs(60);
 /// How long the others are listened to after one side failed.
-const AFTERMATH: Duration = Duration::from_secs(2);
+const AFTERMATH: Duration = Duration::from_millis(500);
 
 /// Both sides, and what is known about this run.
 #[derive(Debug)]
@@ -30,6 +32,8 @@ pub(crate) struct Runner {
     /// Memory shared with the first consumer, for `--spin`.
     pub(crate) spin: Option<Shared>,
     pub(crate) machine: Machine,
+    /// How long a side may take for one order.
+    patience: Duration,
     /// The TCP connection for pings to the first consumer.
     dialled: Option<Stream>,
     /// The bare TCP connections of the limit, once there are any.
@@ -57,11 +61,13 @@ impl Runner {
     /// A runner over these sides.
     pub(crate) fn new(producer: Channel, consumers: Vec<Channel>, spin: Option<Shared>, machine: Machine) -> Self {
         let finalists = HashMap::new();
-        Self { producer, consumers, spin, machine, dialled: None, lines: None, finalists }
+        Self { producer, consumers, spin, machine, patience: SLACK, dialled: None, lines: None, finalists }
     }
 
     /// Runs one row.
     pub(crate) fn row(&mut self, setup: &Setup, effort: &Effort) -> Result<Row, Failure> {
+        self.patience = SLACK + Duration::from_secs(setup.patience_s);
+        self.set_limit(self.patience)?;
         let address: Address = self.producer.call(&ToProducer::Prepare(setup.clone())).map_err(producer)?;
         for consumer in &mut self.consumers {
             consumer.send(&ToConsumer::Prepare(setup.clone(), address.clone()))?;
@@ -123,20 +129,18 @@ impl Runner {
         self.result(setup, measured, limit)
     }
 
+    fn set_limit(&self, limit: Duration) -> Result<(), Failure> {
+        std::iter::once(&self.producer).chain(&self.consumers).try_for_each(|channel| channel.set_limit(Some(limit)))
+    }
+
     /// Runs the operations of one batch: fill; get and put; check.
     fn operations(&mut self, setup: &Setup, batch: Batch, measured: &mut Measured) -> Result<(), Failure> {
         self.producer.call::<()>(&ToProducer::Fill(batch)).map_err(producer)?;
         for consumer in &mut self.consumers {
             consumer.send(&ToConsumer::Gather(batch))?;
         }
-        let puts: Puts = match self.producer.call(&ToProducer::Put(batch)) {
-            Ok(puts) => puts,
-            Err(failure) => return Err(self.aftermath(producer(failure))),
-        };
-        let mut gets = vec![];
-        for (index, consumer) in self.consumers.iter_mut().enumerate() {
-            gets.push(consumer.answer::<Gets>().map_err(|e| e.within(format!("consumer {index}")))?);
-        }
+        self.producer.send(&ToProducer::Put(batch))?;
+        let (puts, gets) = self.put_and_got()?;
         let settled: f64 = self.producer.call(&ToProducer::Settle).map_err(producer)?;
         for consumer in &mut self.consumers {
             consumer.send(&ToConsumer::Check)?;
@@ -150,20 +154,47 @@ impl Runner {
         measured.add(setup.clock, &puts.stamps, &gets)
     }
 
-    /// One side failed; the others may know more.
-    fn aftermath(&mut self, failure: Failure) -> Failure {
-        for (index, consumer) in self.consumers.iter_mut().enumerate() {
-            if consumer.set_limit(Some(AFTERMATH)).is_err() {
-                continue;
+    /// Waits for the answers of the producer and of all consumers, in whatever order they come: when one side fails,
+    /// the other may wait in vain.
+    fn put_and_got(&mut self) -> Result<(Puts, Vec<Gets>), Failure> {
+        let mut puts = None;
+        let mut gets: Vec<Option<Gets>> = self.consumers.iter().map(|_| None).collect();
+        let mut failures: Vec<Failure> = vec![];
+        let mut until = Instant::now() + self.patience;
+        // Side 0 is the producer.
+        let mut waited_for: Vec<usize> = (0..=self.consumers.len()).collect();
+        while !waited_for.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
             }
-            match consumer.answer::<Gets>() {
-                Err(more) if !more.to_string().contains("no answer in time") => {
-                    return Failure::Failed(format!("{failure}; consumer {index}: {more}"));
+            let channels = waited_for.iter().map(|&side| match side {
+                0 => self.producer.readiness(),
+                _ => self.consumers[side - 1].readiness(),
+            });
+            let ready = sys::readable(&channels.collect::<Vec<_>>(), left);
+            let ready = ready.map_err(|e| Failure::failed("waiting for both sides", e))?;
+            let (answering, silent) = waited_for.iter().zip(ready).partition::<Vec<_>, _>(|(_, ready)| *ready);
+            for (&side, _) in answering {
+                let outcome = match side {
+                    0 => self.producer.answer().map(|answer| puts = Some(answer)).map_err(producer),
+                    _ => self.consumers[side - 1].answer().map(|answer| gets[side - 1] = Some(answer)),
+                };
+                if let Err(failure) = outcome {
+                    failures.push(failure);
+                    until = until.min(Instant::now() + AFTERMATH); // the other side may know more
                 }
-                _ => {}
+            }
+            waited_for = silent.into_iter().map(|(&side, _)| side).collect();
+        }
+        let mut failures = failures.into_iter();
+        match (failures.next(), puts, gets.into_iter().collect()) {
+            (None, Some(puts), Some(gets)) => Ok((puts, gets)),
+            (first, ..) => {
+                let first = first.unwrap_or_else(|| Failure::Failed("no answer in time".into()));
+                Err(failures.fold(first, |all, more| all.and(&more)))
             }
         }
-        failure
     }
 
     fn consumers_done(&mut self) -> Result<(), Failure> {

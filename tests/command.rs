@@ -1,0 +1,292 @@
+//! The built command, run as a person runs it: two real processes, real endpoints.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// The keys of a row, and what each may be.
+const KEYS: [(&str, fn(&Value) -> bool); 31] = [
+    ("mode", Value::is_string),
+    ("path", Value::is_string),
+    ("path_reason", Value::is_string),
+    ("size_bytes", Value::is_u64),
+    ("count", Value::is_u64),
+    ("concurrency", Value::is_u64),
+    ("consumers", Value::is_u64),
+    ("seed", Value::is_u64),
+    ("clock", Value::is_string),
+    ("p50_us", Value::is_f64),
+    ("p90_us", Value::is_f64),
+    ("p99_us", Value::is_f64),
+    ("max_us", Value::is_f64),
+    ("put_us", Value::is_f64),
+    ("get_us", Value::is_f64),
+    ("bytes_per_s", Value::is_f64),
+    ("limit_bytes_per_s", number_or_null),
+    ("limit_variant", text_or_null),
+    ("efficiency", number_or_null),
+    ("rtt_us", Value::is_f64),
+    ("spin_rtt_us", number_or_null),
+    ("touch_us", number_or_null),
+    ("touch_own_us", number_or_null),
+    ("cpu_s_per_gb", Value::is_f64),
+    ("limit_cpu_s_per_gb", number_or_null),
+    ("fallback_bytes", Value::is_u64),
+    ("retries", Value::is_u64),
+    ("rails", Value::is_u64),
+    ("verified", Value::is_boolean),
+    ("machine", Value::is_object),
+    ("machine", |machine| machine["cores"].as_u64() > Some(0) && machine["transports"].is_array()),
+];
+
+fn number_or_null(value: &Value) -> bool {
+    value.is_null() || value.is_f64()
+}
+
+fn text_or_null(value: &Value) -> bool {
+    value.is_null() || value.is_string()
+}
+
+fn command(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
+    command.args(line.split_whitespace()).stdin(Stdio::null()).env_remove("TOWLINE_BENCH_CORRUPT");
+    command
+}
+
+fn run(line: &str) -> Output {
+    command(line).output().expect("the command starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the command writes text")
+}
+
+/// The rows that `towline bench` with these options and `--json -` writes; every line of standard output is one.
+fn rows(options: &str) -> Vec<Value> {
+    let output = run(&format!("bench --json - {options}"));
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{options}: {errors}");
+    let rows: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    for row in &rows {
+        let object = row.as_object().expect("each line is an object");
+        for (key, is_right) in KEYS {
+            assert!(object.get(key).is_some_and(is_right), "{options}: {key} is {:?}", object.get(key));
+        }
+        assert_eq!(object.len(), KEYS.len() - 1, "no other keys: {:?}", object.keys());
+    }
+    rows
+}
+
+#[test]
+fn each_mode_over_tcp_arrives_verified_with_its_limit() {
+    let rows = rows("--path tcp --size 200KiB --size 4097 --count 20 --verify full");
+    let modes: Vec<_> = rows.iter().map(|row| row["mode"].as_str().unwrap()).collect();
+    let all = ["zero-copy", "copy", "tree", "serialized"];
+    assert_eq!(modes, [all, all].concat());
+    for row in rows {
+        assert_eq!((&row["path"], &row["verified"], &row["clock"]), (&"tcp".into(), &true.into(), &"one".into()));
+        assert_eq!((&row["count"], &row["fallback_bytes"], &row["retries"]), (&20.into(), &0.into(), &0.into()));
+        let limited = row["mode"] != "serialized";
+        for key in ["limit_bytes_per_s", "limit_variant", "efficiency", "limit_cpu_s_per_gb"] {
+            assert_eq!(row[key].is_null(), !limited, "{key} of {}", row["mode"]);
+        }
+        let (size, p50) = (row["size_bytes"].as_f64().unwrap(), row["p50_us"].as_f64().unwrap());
+        let rate = row["bytes_per_s"].as_f64().unwrap();
+        assert!((rate - size / p50 * 1e6).abs() < 2.0, "the rate is size over p50: {rate}, {p50}");
+    }
+}
+
+#[test]
+fn several_consumers_and_several_in_flight() {
+    let rows = rows("--path tcp --mode zero-copy --mode copy --size 64KiB --count 24 --consumers 2 --concurrency 3");
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert_eq!((&row["consumers"], &row["concurrency"], &row["count"]), (&2.into(), &3.into(), &24.into()));
+        assert_eq!(row["verified"], true);
+    }
+}
+
+#[test]
+fn spinning_is_measured_when_asked_for_and_verifying_left_out() {
+    let rows = rows("--path tcp --mode zero-copy --size 4KiB --count 5 --spin --verify none --seed 77");
+    assert!(rows[0]["spin_rtt_us"].as_f64().unwrap() > 0.0);
+    assert_eq!((&rows[0]["verified"], &rows[0]["seed"]), (&false.into(), &77.into()));
+}
+
+#[test]
+fn a_pipe_gets_a_table_and_no_progress_bar() {
+    let output = run("bench --path tcp --mode zero-copy --size 4KiB --count 5");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    assert!(table.contains("GB/s") && table.contains("zero-copy") && table.contains("4 KiB"), "{table}");
+    assert!(table.contains("limit:") && table.contains("Machine:"), "{table}");
+    assert!(!table.contains('\u{1b}') && !table.contains('\r'), "no escapes in a pipe");
+    assert_eq!(text(&output.stderr), "", "no progress bar in a pipe");
+}
+
+#[test]
+fn json_goes_to_a_file_beside_the_table() {
+    let file = std::env::temp_dir().join(format!("towline-rows-{}.json", std::process::id()));
+    let output = run(&format!("bench --path tcp --mode copy --size 4KiB --count 3 --json {}", file.display()));
+    let rows = std::fs::read_to_string(&file).expect("the file is there");
+    std::fs::remove_file(&file).expect("it can be removed");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(rows.lines().count(), 1);
+    assert_eq!(serde_json::from_str::<Value>(&rows).unwrap()["mode"], "copy");
+    assert!(text(&output.stdout).contains("GB/s"));
+}
+
+#[test]
+fn a_wrong_byte_is_found_and_told_with_code_1() {
+    for mode in ["zero-copy", "copy", "tree", "serialized"] {
+        let line = format!("bench --json - --path tcp --mode {mode} --size 100KiB --count 3 --verify full");
+        let output = command(&line).env("TOWLINE_BENCH_CORRUPT", "70001").output().unwrap();
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{mode}: {errors}");
+        for word in ["part ", "offset ", "expected 0x", "found 0x"] {
+            assert!(errors.contains(word), "{mode}: {word} in {errors}");
+        }
+        assert_eq!(text(&output.stdout), "", "{mode}: no row for what arrived wrong");
+    }
+    let line = "bench --path tcp --mode zero-copy --size 100KiB --count 3 --verify full";
+    let output = command(line).env("TOWLINE_BENCH_CORRUPT", "70001").output().unwrap();
+    assert!(text(&output.stderr).contains("offset 70001"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn wrong_use_and_what_is_not_here_end_with_code_2() {
+    for (line, help) in [
+        ("", "Usage"),
+        ("bench --size 1MB", "MiB"),
+        ("bench --path carrier-pigeon", "shm"),
+        ("bench --surprise", "--help"),
+        ("bench --path rdma", "libibverbs"),
+        ("bench --mode gpu", "libcuda"),
+        ("bench --mode view --path tcp", "one host"),
+        ("bench --size 900GiB", "memory"),
+        ("bench --json /nowhere/rows.json", "/nowhere"),
+        ("bench-worker", "bench"),
+    ] {
+        let output = run(line);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{line}: {errors}");
+        assert!(errors.contains(help), "{line}: {help} in {errors}");
+        assert_eq!(text(&output.stdout), "", "{line}");
+    }
+}
+
+#[test]
+fn an_unreachable_producer_is_a_failure() {
+    // A port that was bound and is free again: nobody listens there.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let output = run(&format!("bench --connect 127.0.0.1:{port}"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("connecting to"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn two_commands_meet_by_listen_and_connect() {
+    let mut producer = Process::start("bench --listen 127.0.0.1:0");
+    let line = producer.line();
+    let address = line.strip_prefix("listening on ").and_then(|rest| rest.split(';').next()).expect(&line).to_string();
+    let rows = rows(&format!("--connect {address} --path tcp --size 300KiB --count 9 --verify full"));
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        assert_eq!((&row["clock"], &row["verified"], &row["path"]), (&"consumer".into(), &true.into(), &"tcp".into()));
+        assert!(row["rtt_us"].as_f64().unwrap() > 0.0);
+        assert_eq!(row["limit_variant"].is_null(), row["mode"] == "serialized");
+    }
+    assert_eq!(producer.end(), Some(0), "the listening side ends with the bench");
+}
+
+#[test]
+fn devices_lists_every_provider_with_its_reason() {
+    let output = run("devices");
+    assert_eq!(output.status.code(), Some(0));
+    let listing = text(&output.stdout);
+    let lines: Vec<Vec<&str>> = listing.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(lines.iter().all(|words| words.len() > 2), "each has a reason or a device: {listing}");
+    let state = |path: &str| lines.iter().find(|words| words[0] == path).map(|words| words[1]);
+    assert_eq!(
+        (state("shm"), state("tcp"), state("rdma"), state("gpu")),
+        (Some("yes"), Some("yes"), Some("no"), Some("no"))
+    );
+    assert!(listing.contains("libibverbs") && listing.contains("libcuda.so.1"), "{listing}");
+}
+
+#[test]
+fn the_second_process_dies_with_the_first() {
+    let mut bench = Process::start("bench --path tcp --mode zero-copy --size 4KiB --count 1000000 --warmup 0");
+    let worker = bench.wait_for_child();
+    bench.0.kill().unwrap();
+    bench.0.wait().unwrap();
+    let begin = Instant::now();
+    while is_running(worker) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the worker outlives its bench");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_killed_consumer_is_a_failure_that_is_told() {
+    let mut bench = Process::start("bench --path tcp --mode zero-copy --size 4KiB --count 1000000 --warmup 0");
+    let worker = bench.wait_for_child();
+    let killed = Command::new("kill").args(["-KILL", &worker.to_string()]).status().unwrap();
+    assert!(killed.success());
+    let mut errors = String::new();
+    bench.0.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert_eq!(bench.end(), Some(1), "{errors}");
+    assert!(errors.contains("consumer 0"), "{errors}");
+}
+
+/// A command that runs beside the test; killed and reaped at the end of it.
+struct Process(Child);
+
+impl Process {
+    fn start(line: &str) -> Self {
+        Self(command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the command starts"))
+    }
+
+    /// The next line of its standard error.
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        BufReader::with_capacity(1, self.0.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+        line.trim().to_string()
+    }
+
+    fn end(&mut self) -> Option<i32> {
+        self.0.wait().unwrap().code()
+    }
+
+    /// Waits until it has started its second process, whose id comes back.
+    fn wait_for_child(&mut self) -> u32 {
+        let begin = Instant::now();
+        loop {
+            assert!(begin.elapsed() < Duration::from_secs(20), "no second process");
+            let name = format!("/proc/{0}/task/{0}/children", self.0.id());
+            let children = std::fs::read_to_string(name).unwrap_or_default();
+            if let Some(child) = children.split_whitespace().next().and_then(|id| id.parse().ok()) {
+                let line = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+                if String::from_utf8_lossy(&line).contains("bench-worker") {
+                    return child;
+                }
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only where it has ended and been reaped already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether the process runs: it is there, and no zombie that nobody has reaped.
+fn is_running(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")
+}
