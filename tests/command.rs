@@ -98,9 +98,33 @@ fn each_mode_over_tcp_arrives_verified_with_its_limit() {
 }
 
 #[test]
+fn each_mode_over_shared_memory_arrives_verified() {
+    let rows = rows("--path shm --size 200KiB --size 4097 --count 20 --verify full");
+    let modes: Vec<_> = rows.iter().map(|row| row["mode"].as_str().unwrap()).collect();
+    let all = ["view", "zero-copy", "copy", "tree", "serialized"];
+    assert_eq!(modes, [all, all].concat());
+    for row in rows {
+        assert_eq!((&row["path"], &row["verified"], &row["count"]), (&"shm".into(), &true.into(), &20.into()));
+        let in_place = row["mode"] == "view";
+        assert_eq!((row["touch_us"].is_null(), row["touch_own_us"].is_null()), (!in_place, !in_place));
+        assert_eq!(row["limit_variant"].is_null(), in_place || row["mode"] == "serialized", "{}", row["mode"]);
+    }
+}
+
+#[test]
+fn the_best_path_of_one_host_is_shared_memory() {
+    for row in rows("--path auto --mode view --mode zero-copy --size 64KiB --count 3") {
+        assert_eq!((&row["path"], &row["verified"]), (&"shm".into(), &true.into()));
+        assert!(!row["path_reason"].as_str().unwrap().is_empty());
+    }
+}
+
+#[test]
 fn several_consumers_and_several_in_flight() {
-    let rows = rows("--path tcp --mode zero-copy --mode copy --size 64KiB --count 24 --consumers 2 --concurrency 3");
-    assert_eq!(rows.len(), 2);
+    let rows = rows(
+        "--path shm --mode view --mode zero-copy --mode copy --size 64KiB --count 24 --consumers 2 --concurrency 3",
+    );
+    assert_eq!(rows.len(), 3);
     for row in rows {
         assert_eq!((&row["consumers"], &row["concurrency"], &row["count"]), (&2.into(), &3.into(), &24.into()));
         assert_eq!(row["verified"], true);
@@ -139,8 +163,15 @@ fn json_goes_to_a_file_beside_the_table() {
 
 #[test]
 fn a_wrong_byte_is_found_and_told_with_code_1() {
-    for mode in ["zero-copy", "copy", "tree", "serialized"] {
-        let line = format!("bench --json - --path tcp --mode {mode} --size 100KiB --count 3 --verify full");
+    for (path, mode) in [
+        ("shm", "view"),
+        ("shm", "zero-copy"),
+        ("tcp", "zero-copy"),
+        ("tcp", "copy"),
+        ("shm", "tree"),
+        ("tcp", "serialized"),
+    ] {
+        let line = format!("bench --json - --path {path} --mode {mode} --size 100KiB --count 3 --verify full");
         let output = command(&line).env("TOWLINE_BENCH_CORRUPT", "70001").output().unwrap();
         let errors = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{mode}: {errors}");

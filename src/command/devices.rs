@@ -5,6 +5,7 @@ use super::args::Path;
 use std::io::Write;
 use std::sync::Arc;
 use towline_verbs::Provider;
+use towline_verbs::shm::{ShmConfig, ShmProvider};
 use towline_verbs::tcp::{TcpConfig, TcpProvider};
 
 /// One line of the listing.
@@ -61,15 +62,15 @@ fn entries() -> Vec<Entry> {
 }
 
 fn shm() -> Result<String, String> {
-    super::sys::memfd(super::sys::PAGE).map_err(|e| format!("memfd_create: {e}"))?;
     let host = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     host.map_err(|e| format!("/proc/sys/kernel/random/boot_id, by which one host is told from another: {e}"))?;
-    let copies = super::sys::Copier::available().len();
-    Ok(format!("shm0: memory shared between processes of this host; {copies} copy routines"))
+    // Neither the name nor the preface matters for what there is: nothing is connected.
+    let provider = ShmProvider::new(ShmConfig::new("devices", |_| vec![])).map_err(|e| e.to_string())?;
+    list(&provider)
 }
 
 fn tcp() -> Result<String, String> {
-    // Neither the addresses nor the preface matter for what there is: nothing is connected.
+    // Nothing is connected here either.
     let config = TcpConfig::new(vec![], Arc::new(|_| vec![]));
     let provider = TcpProvider::new(config).map_err(|e| e.to_string())?;
     let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap_or_default();

@@ -95,6 +95,9 @@ pub(crate) fn table(rows: &[Row]) -> String {
 fn cells(row: &Row) -> [String; 11] {
     let dash = || "-".to_string();
     let in_place = row.mode == Mode::View;
+    // Where the bytes alone would take less than a round trip, they are not what takes the time.
+    let limit = row.limit_bytes_per_s.filter(|limit| row.size_bytes as f64 / limit * 1e6 >= row.rtt_us);
+    let percent = |e: f64| format!("{:.0} %{}", e * 100.0, if e > TOO_GOOD { " (!)" } else { "" });
     [
         Size(row.size_bytes).to_string(),
         row.path.clone(),
@@ -102,8 +105,8 @@ fn cells(row: &Row) -> [String; 11] {
         time(row.p50_us),
         time(row.p99_us),
         if in_place { "in place".into() } else { rate(row.bytes_per_s) },
-        row.limit_bytes_per_s.map_or_else(dash, rate),
-        row.efficiency.map_or_else(dash, |e| format!("{:.0} %{}", e * 100.0, if e > TOO_GOOD { " (!)" } else { "" })),
+        limit.map_or_else(dash, rate),
+        row.efficiency.filter(|_| limit.is_some()).map_or_else(dash, percent),
         Some(row.p50_us / row.rtt_us).filter(|&trips| trips < MANY).map_or_else(dash, short),
         if in_place { dash() } else { processor(row) },
         if row.verified { "yes".into() } else { "no".into() },
@@ -121,7 +124,8 @@ fn legend(rows: &[Row]) -> String {
     let mut text = String::from(
         "One operation lasts from the producer's put to the return of the consumer's get (p50: half were faster).\n\
          limit: GB/s of the plainest copy or socket that moves as much, in the same run; % of limit: GB/s beside it.\n\
-         round trips: p50 in bare 64-byte ping-pongs over the same kind of socket. CPU: both processes (the limit's).\n",
+         round trips: p50 in bare 64-byte ping-pongs over the same kind of socket, where that is what takes the time.\n\
+         CPU s/GB: user and system time of both processes, and the limit's.\n",
     );
     if rows.iter().any(|row| row.clock == Clock::Consumer) {
         text.push_str(
@@ -254,8 +258,9 @@ pub(crate) mod tests {
 
     #[test]
     fn small_payloads_are_rated_in_round_trips() {
-        let small = Row { size_bytes: 4096, p50_us: 25.0, rtt_us: 20.0, ..row() };
-        assert!(table(&[small]).contains(" 1.25 "));
+        let small = Row { size_bytes: 4096, p50_us: 25.0, rtt_us: 20.0, efficiency: Some(0.039), ..row() };
+        let text = table(&[small]);
+        assert!(text.contains(" 1.25 ") && !text.contains("4 %"), "{text}");
         assert!(!table(&[row()]).contains("2500"), "not large ones");
     }
 
