@@ -151,6 +151,8 @@ impl fmt::Debug for GrantReceived {
 /// A lease in a get's hands.
 #[derive(Debug)]
 pub(super) struct Leased {
+    /// Whose it is: it is closed over whichever link leads there.
+    pub(super) peer: [u8; 16],
     pub(super) lease: u64,
     pub(super) watermark: u64,
     pub(super) layout: Layout,
@@ -461,7 +463,7 @@ impl Engine {
             Stage::AwaitFence => get.stage = Stage::AwaitFence,
             Stage::AwaitRoom(leased) | Stage::AwaitRemote(leased, ..) => {
                 self.leave_room(operation);
-                self.return_lease(operation, leased.lease, Outcome::Failed);
+                self.close_lease_of(leased.peer, CloseEntry::new(leased.lease, Outcome::Failed));
                 self.timers.set(now + pause, Timer::Remote(operation));
             }
             Stage::AwaitLink | Stage::Requested(_) => {
@@ -545,7 +547,7 @@ impl Engine {
             }
             Stage::AwaitRoom(leased) | Stage::AwaitRemote(leased, ..) => {
                 self.leave_room(operation);
-                self.return_lease(operation, leased.lease, outcome);
+                self.close_lease_of(leased.peer, CloseEntry::new(leased.lease, outcome));
             }
             Stage::Reading(transfer) => {
                 let reason = match outcome {
@@ -583,22 +585,27 @@ impl Engine {
         self.actions.push_back(Action::Wake(operation));
     }
 
-    fn return_lease(&mut self, operation: OperationId, lease: u64, outcome: Outcome) {
-        let link = self.gets.get(&operation).and_then(|get| get.link);
-        if let Some(link) = link {
-            self.close_lease_on(link, CloseEntry::new(lease, outcome));
-        }
-        // Without a link the producer has seen it end, and fences the lease himself.
-    }
-
-    /// Reports a lease of `peer` as closed, over its link or over the next one.
+    /// Reports a lease of `peer` as closed: over its link or, if there is none, over the next one. A peer on this host
+    /// waits for the word of whoever mapped its memory, so it is dialled for that.
     pub(super) fn close_lease_of(&mut self, peer: [u8; 16], entry: CloseEntry) {
-        match self.by_incarnation.get(&peer).copied().filter(|link| self.links.get(link).is_some_and(Link::is_open)) {
-            Some(link) => self.close_lease_on(link, entry),
-            None => self.orphans.entry(peer).or_default().closes.push(entry),
+        let link = self.by_incarnation.get(&peer).copied();
+        if let Some(link) = link.filter(|link| self.links.get(link).is_some_and(Link::is_open)) {
+            self.close_lease_on(link, entry);
+            return;
+        }
+        if self.orphans.values().map(|orphans| orphans.closes.len()).sum::<usize>() >= MAX_ORPHANS {
+            return; // the producer's own fences end what is forgotten here: windows by time, mappings with this process
+        }
+        self.orphans.entry(peer).or_default().closes.push(entry);
+        if self.has_shm() && !self.closing {
+            let target = Target { addresses: Vec::new(), unix: Some(unix_name_of(&peer)), incarnation: Some(peer) };
+            let _no_more_links = self.link_to(&target);
         }
     }
 }
+
+/// Closed leases kept for peers to which no link is open.
+const MAX_ORPHANS: usize = 4096;
 
 enum OwnedTarget {
     Key(Vec<u8>),
@@ -621,12 +628,19 @@ impl Engine {
         let until =
             if grant.echo <= now { grant.echo.saturating_add(grant.lease_time).saturating_sub(margin) } else { 0 };
         link.held.insert(grant.lease, until);
+        let Some(peer) = link.incarnation() else { return };
         match self.check_grant(operation, &grant) {
             Ok(layout) => {
                 let need = layout.destination_len();
                 let lease = grant.lease;
-                let leased =
-                    Leased { lease, watermark: grant.watermark, layout, segments: grant.segments, eager: grant.eager };
+                let leased = Leased {
+                    peer,
+                    lease,
+                    watermark: grant.watermark,
+                    layout,
+                    segments: grant.segments,
+                    eager: grant.eager,
+                };
                 self.place(operation, leased, need);
             }
             Err(kind) => {

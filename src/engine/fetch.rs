@@ -80,6 +80,7 @@ pub(super) struct Fetch {
     id: TransferId,
     operation: OperationId,
     link: LinkId,
+    peer: [u8; 16],
     lease: u64,
     layout: Layout,
     queue_pair: QueuePair,
@@ -200,6 +201,7 @@ impl Engine {
             id,
             operation,
             link: link_id,
+            peer: leased.peer,
             lease: leased.lease,
             total: leased.layout.payload_len(),
             layout: leased.layout,
@@ -385,11 +387,12 @@ impl Engine {
         if wanted && !fetch.abandoned {
             match fetch.failure {
                 None => self.fetched(fetch),
-                Some((status, vendor)) => self.fetch_failed(fetch.operation, fetch.link, fetch.lease, status, vendor),
+                Some((status, vendor)) => self.fetch_failed(&fetch, status, vendor),
             }
             return;
         }
-        self.close_on(fetch.link, fetch.lease, if fencing { Outcome::Failed } else { Outcome::TimedOut });
+        let outcome = if fencing { Outcome::Failed } else { Outcome::TimedOut };
+        self.close_lease_of(fetch.peer, CloseEntry::new(fetch.lease, outcome));
         drop(fetch.place);
         if fencing {
             self.fetch_fenced(fetch.operation);
@@ -440,16 +443,10 @@ impl Engine {
     }
 
     /// Reads failed, by themselves or because their queue pair broke: another try, or the error.
-    fn fetch_failed(
-        &mut self,
-        operation: OperationId,
-        link: LinkId,
-        lease: u64,
-        status: CompletionStatus,
-        vendor: u32,
-    ) {
-        self.close_on(link, lease, Outcome::Failed);
-        if self.links.get(&link).is_some_and(|link| !link.is_open()) {
+    fn fetch_failed(&mut self, fetch: &Fetch, status: CompletionStatus, vendor: u32) {
+        let operation = fetch.operation;
+        self.close_lease_of(fetch.peer, CloseEntry::new(fetch.lease, Outcome::Failed));
+        if self.links.get(&fetch.link).is_some_and(|link| !link.is_open()) {
             // The whole link has failed, and its gets are tried again together when it is gone.
             self.await_link(operation);
             return;
@@ -460,12 +457,6 @@ impl Engine {
             return;
         }
         self.again(operation, status.text());
-    }
-
-    fn close_on(&mut self, link: LinkId, lease: u64, outcome: Outcome) {
-        if self.links.get(&link).is_some_and(|link| link.held.contains_key(&lease)) {
-            self.close_lease_on(link, CloseEntry::new(lease, outcome));
-        }
     }
 
     /// Gives a fetch up; returns the bytes that stay in quarantine, 0 when nothing was outstanding.

@@ -119,6 +119,8 @@ pub(super) struct Link {
     pub(super) closes: Vec<CloseEntry>,
     closes_timer: Option<TimerId>,
     keep_alive_timer: Option<TimerId>,
+    /// When the oldest keep-alive was sent that the peer has not been heard after.
+    asked: Option<Tick>,
     /// Work requests and bytes in flight on the queue pair.
     pub(super) outstanding: u32,
     pub(super) in_flight: u64,
@@ -127,6 +129,8 @@ pub(super) struct Link {
 
     /// Producer's side: the newest stamp of the peer's clock, waiting gets, leases granted.
     pub(super) newest_stamp: u64,
+    /// When bytes of the peer last came.
+    last_heard: Tick,
     pub(super) waiting: BTreeMap<u64, super::produce::WaitingGet>,
     pub(super) granted: BTreeSet<u64>,
     watched: bool,
@@ -159,10 +163,12 @@ impl Link {
             closes: Vec::new(),
             closes_timer: None,
             keep_alive_timer: None,
+            asked: None,
             outstanding: 0,
             in_flight: 0,
             turn: VecDeque::new(),
             newest_stamp: 0,
+            last_heard: 0,
             waiting: BTreeMap::new(),
             granted: BTreeSet::new(),
             watched: false,
@@ -301,6 +307,7 @@ impl Engine {
         self.advance(now);
         if let Some(link) = self.links.get_mut(&id) {
             link.session.filled(len);
+            link.last_heard = now;
             self.process_input(id);
         }
     }
@@ -856,7 +863,18 @@ impl Engine {
         let Some(link) = self.links.get_mut(&id) else { return };
         link.keep_alive_timer = None;
         if link.held.is_empty() && link.requests.is_empty() {
+            link.asked = None;
             return;
+        }
+        // Each keep-alive is answered: a peer that leaves several unanswered is not there any more, whatever TCP thinks.
+        match link.asked {
+            Some(since) if link.last_heard < since && now.saturating_sub(since) >= self.config.times.lease / 2 => {
+                let why = "keep-alives were not answered for half a lease".to_owned();
+                self.fail_link(id, &Failure::Lost(why));
+                return;
+            }
+            Some(since) if link.last_heard < since => {}
+            _ => link.asked = Some(now),
         }
         let leases: Vec<LeaseId> = link.held.keys().map(|lease| LeaseId::new(*lease)).collect();
         self.send(id, &Frame::KeepAlive(KeepAlive { sent_at: now, leases: &leases }));
@@ -909,6 +927,10 @@ impl Engine {
         {
             // Flush completions of this queue pair find no link any more, only their fetches.
             self.queue_pairs.remove(&(rail, queue_pair.number()));
+        }
+        if let (State::Dialing, Some(incarnation)) = (link.state, link.target.incarnation) {
+            // Nobody of that incarnation is there to be told anything any more.
+            self.orphans.remove(&incarnation);
         }
         if let Some(older) = link.upgrade_of {
             if let Some(older) = self.links.get_mut(&older) {
