@@ -857,7 +857,8 @@ impl Engine {
 
 /// Takes keys back; whether nobody is inside any more.
 fn invalidated(windows: &[MemoryWindow]) -> bool {
-    windows.iter().fold(true, |all, window| window.invalidate() && all)
+    // Every window is asked, also after one that is not free yet.
+    windows.iter().filter(|window| !window.invalidate()).count() == 0
 }
 
 /// The number of a [`Gone`] in a refusal.
