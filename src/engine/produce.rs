@@ -422,6 +422,7 @@ impl Engine {
                 self.refuse_gone(link, request, gone);
             }
         }
+        self.look_at_consumers();
         self.collect_payload(id);
     }
 
