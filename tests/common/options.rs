@@ -1,0 +1,135 @@
+//! An endpoint's options as one line of text, so that they can be told to another process.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+use towline::{Builder, Endpoint, Path, Paths, Result, Secret};
+
+/// Options of an endpoint; those not set are the builder's defaults, but for a pool of 16 MiB.
+#[derive(Debug, Clone, Default)]
+pub struct Options(BTreeMap<&'static str, String>);
+
+const NAMES: [&str; 12] = [
+    "pool",
+    "paths",
+    "lease",
+    "drift",
+    "bind",
+    "also_bind",
+    "advertise",
+    "secret",
+    "insecure",
+    "alloc",
+    "handshake",
+    "granule",
+];
+
+impl Options {
+    fn with(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.0.insert(name, value.to_string());
+        self
+    }
+
+    /// Bytes of the pool.
+    pub fn pool(self, bytes: u64) -> Self {
+        self.with("pool", bytes)
+    }
+
+    /// Allowed paths, by their names with commas between.
+    pub fn paths(self, names: &str) -> Self {
+        self.with("paths", names)
+    }
+
+    /// Short leases.
+    pub fn lease(self, lease: Duration) -> Self {
+        self.with("lease", lease.as_millis()).with("drift", (lease / 20).as_millis())
+    }
+
+    pub fn bind(self, address: impl ToString) -> Self {
+        self.with("bind", address)
+    }
+
+    pub fn also_bind(self, address: impl ToString) -> Self {
+        self.with("also_bind", address)
+    }
+
+    pub fn advertise(self, address: impl ToString) -> Self {
+        self.with("advertise", address)
+    }
+
+    pub fn secret(self, secret: &str) -> Self {
+        self.with("secret", secret)
+    }
+
+    pub fn insecure(self) -> Self {
+        self.with("insecure", "yes")
+    }
+
+    pub fn alloc_timeout(self, timeout: Duration) -> Self {
+        self.with("alloc", timeout.as_millis())
+    }
+
+    pub fn handshake_timeout(self, timeout: Duration) -> Self {
+        self.with("handshake", timeout.as_millis())
+    }
+
+    pub fn granule(self, bytes: u64) -> Self {
+        self.with("granule", bytes)
+    }
+
+    pub fn builder(&self) -> Builder {
+        let mut builder = Endpoint::builder().pool_size(16 << 20);
+        for (name, value) in &self.0 {
+            let time = || Duration::from_millis(value.parse().unwrap());
+            builder = match *name {
+                "pool" => builder.pool_size(value.parse().unwrap()),
+                "paths" => builder.allow_paths(paths(value)),
+                "lease" => builder.lease(time()),
+                "drift" => builder.drift_margin(time()),
+                "bind" => builder.bind(value),
+                "also_bind" => builder.also_bind(value),
+                "advertise" => builder.advertise(value),
+                "secret" => builder.secret(secret(value)),
+                "insecure" => builder.insecure(),
+                "alloc" => builder.alloc_timeout(time()),
+                "handshake" => builder.handshake_timeout(time()),
+                "granule" => builder.granule(value.parse().unwrap()),
+                other => panic!("no option: {other}"),
+            };
+        }
+        builder
+    }
+
+    pub fn build(&self) -> Result<Endpoint> {
+        self.builder().build()
+    }
+
+    pub fn to_text(&self) -> String {
+        self.0.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+    }
+
+    pub fn from_text(text: &str) -> Self {
+        let word = |word: &str| {
+            let (name, value) = word.split_once('=').unwrap();
+            let name = NAMES.iter().find(|known| **known == name).unwrap();
+            (*name, value.to_owned())
+        };
+        Self(text.split_whitespace().map(word).collect())
+    }
+}
+
+/// A secret of the bytes of a text.
+pub fn secret(text: &str) -> Secret {
+    Secret::from_bytes(text.as_bytes()).unwrap()
+}
+
+fn paths(names: &str) -> Paths {
+    names.split(',').fold(Paths::NONE, |paths, name| {
+        paths.and(match name {
+            "direct" => Path::Direct,
+            "shm" => Path::Shm,
+            "rdma" => Path::Rdma,
+            "tcp" => Path::Tcp,
+            other => panic!("no path: {other}"),
+        })
+    })
+}
