@@ -1,12 +1,17 @@
 //! The built command, run as a person runs it: two real processes, real endpoints.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says by panicking what went wrong
+
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The keys of a row, and what each may be.
-const KEYS: [(&str, fn(&Value) -> bool); 31] = [
+/// A key, and what its value may be.
+type Key = (&'static str, fn(&Value) -> bool);
+
+/// The keys of a row.
+const KEYS: [Key; 31] = [
     ("mode", Value::is_string),
     ("path", Value::is_string),
     ("path_reason", Value::is_string),

@@ -59,7 +59,8 @@ pub(crate) struct BenchArgs {
     /// Writes one JSON object a row to FILE; with - to standard output, and the table to standard error
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<Json>,
-    /// Produces for a bench that another machine starts with --connect; ends when that one ends
+    /// Produces for a bench that another machine starts with --connect; ends when that one ends. Whoever reaches ADDR
+    /// can start it: nothing is published but made-up bytes
     #[arg(long, value_name = "ADDR", conflicts_with_all = ["path", "mode", "size", "consumers", "count", "warmup",
         "concurrency", "verify", "seed", "json", "connect", "spin"])]
     pub(crate) listen: Option<String>,

@@ -70,8 +70,8 @@ struct Row<M: Mover> {
     producer: Address,
     /// Bytes outside the pool, one area an operation of a batch: where mode `copy` and the limits put theirs.
     own: Vec<Vec<u8>>,
-    /// The source of the limit that copies within this process.
-    second: Pages,
+    /// The source of the limit that copies within this process, once it is taken.
+    second: Option<Pages>,
     /// Memory to compare a view with.
     populated: Option<Pages>,
     shared: Option<Shared>,
@@ -105,21 +105,15 @@ impl<M: Mover> Consumer<M> {
         })?;
         let size = setup.size as usize;
         let memory = |e| Failure::failed("memory of the consumer's own", e);
-        let pages = |len| {
-            let mut pages = Pages::new(len).map_err(memory)?;
-            pages.touch();
-            Ok(pages)
-        };
         let areas = plan::own_areas(&setup);
         let own = (0..areas).map(|_| touched(size)).collect();
-        let second = pages(if setup.second_area { size } else { 0 })?;
         let populated = (setup.mode == Mode::View).then(|| Pages::populated_memfd(size).map_err(memory)).transpose()?;
         let shared = setup.through.then(|| map(&self.fd, size)).transpose()?;
         if let Some(shared) = &shared {
             shared.touch(size);
         }
         let (held, first) = (vec![], 0);
-        self.row = Some(Row { setup, layout, mover, producer, own, second, populated, shared, held, first });
+        self.row = Some(Row { setup, layout, mover, producer, own, second: None, populated, shared, held, first });
         Ok(())
     }
 
@@ -230,9 +224,15 @@ impl<M: Mover> Consumer<M> {
             return Err(Failure::Failed("the consumer's own memory is too small".into()));
         };
         match (&order.variant, &row.shared, &self.connections) {
-            (Variant::Memory { streaming, threads }, ..) if row.second.len() >= size => {
-                Content::new(order.fill, order.size).fill(0, &mut row.second[..size]);
-                Ok(memory::copy(*streaming, *threads, own, &row.second[..size], order.rounds))
+            (Variant::Memory { streaming, threads }, ..) => {
+                let memory = |e| Failure::failed("memory to copy from", e);
+                let second = match row.second.take() {
+                    Some(second) => second,
+                    None => Pages::new(size).map_err(memory)?,
+                };
+                let second = row.second.insert(second);
+                Content::new(order.fill, order.size).fill(0, second);
+                Ok(memory::copy(*streaming, *threads, own, second, order.rounds))
             }
             (Variant::Through { streaming, .. }, Some(shared), _) => {
                 memory::copy_out(*streaming, shared, own, order.rounds)

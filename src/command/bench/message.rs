@@ -189,8 +189,6 @@ pub(crate) struct Setup {
     pub(crate) concurrency: u32,
     pub(crate) consumers: u32,
     pub(crate) clock: Clock,
-    /// Whether the consumer needs a second area of its own, for a limit that copies there.
-    pub(crate) second_area: bool,
     /// Whether the limit copies through shared memory.
     pub(crate) through: bool,
     /// Seconds that one call may wait.

@@ -8,6 +8,7 @@ use super::serialized::encoded_bound;
 use crate::command::Failure;
 use crate::command::args::{BenchArgs, Mode, Path, Size};
 use crate::command::devices;
+use crate::command::machine::available_memory;
 use std::time::Duration;
 
 /// What a part may take in a pool beyond its length.
@@ -91,7 +92,6 @@ impl RowPlan {
     /// What both sides are told.
     pub(crate) fn setup(&self, row: u64, args: &BenchArgs) -> Setup {
         let local = args.connect.is_none();
-        let limit = |path| Kind::of(self.mode, path);
         let same_host = local && matches!(self.path, Path::Shm | Path::Auto);
         let batch = batch(self.size, args.concurrency, args.count);
         Setup {
@@ -105,8 +105,7 @@ impl RowPlan {
             concurrency: args.concurrency,
             consumers: args.consumers,
             clock: if local { Clock::One } else { Clock::Consumer },
-            second_area: same_host && limit("shm") == Some(Kind::Memory),
-            through: same_host && limit("shm") == Some(Kind::Through),
+            through: same_host && Kind::of(self.mode, "shm") == Some(Kind::Through),
             // A tenth of the slowest rate seen, 0.16 GB/s, and a start that no busy machine misses.
             patience_s: 30 + self.size * u64::from(batch) / 16_000_000,
         }
@@ -160,6 +159,32 @@ pub(crate) fn consumer_pool(setup: &Setup) -> u64 {
     }
 }
 
+/// Whether a producer can do what it is told: orders come over the network with `--listen`.
+///
+/// # Errors
+/// What is out of bounds.
+pub(crate) fn check(setup: &Setup) -> Result<(), Failure> {
+    let bounds = [
+        ("size", setup.size, 1 << 40),
+        ("batch", setup.batch.into(), 1 << 16),
+        ("concurrency", setup.concurrency.into(), 256),
+        ("consumers", setup.consumers.into(), 64),
+        ("patience", setup.patience_s, 1 << 32),
+    ];
+    for (what, value, most) in bounds {
+        if value == 0 || value > most {
+            return Err(Failure::Refused(format!("{what} is {value}, allowed are 1 to {most}")));
+        }
+    }
+    let need = producer_pool(setup).saturating_add(own_bytes(setup) as u64);
+    match available_memory() {
+        Some(available) if need > available => {
+            Err(Failure::Refused(format!("the producer needs {need} bytes of memory and has {available}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// What one payload takes in a pool.
 fn in_pool(setup: &Setup) -> u64 {
     let layout = layout(setup.mode, setup.size);
@@ -187,7 +212,9 @@ pub(crate) fn own_bytes(setup: &Setup) -> usize {
 pub(crate) fn memory(setup: &Setup) -> u64 {
     let consumers = u64::from(setup.consumers);
     let producer = if setup.clock == Clock::One { producer_pool(setup) + own_bytes(setup) as u64 } else { 0 };
-    let consumer = consumer_pool(setup) + own_bytes(setup) as u64 + u64::from(setup.second_area) * setup.size;
+    let copies = matches!(setup.path, Path::Shm | Path::Auto) && Kind::of(setup.mode, "shm") == Some(Kind::Memory);
+    let second = if copies { setup.size } else { 0 };
+    let consumer = consumer_pool(setup) + own_bytes(setup) as u64 + second;
     let populated = if setup.mode == Mode::View { setup.size } else { 0 };
     let through = u64::from(setup.through) * setup.size;
     // The tensors, their encoding that grows by doubling, and the tensors decoded.
@@ -265,6 +292,23 @@ mod tests {
         assert_eq!(setup("--size 1GiB --concurrency 4").batch, 4);
         assert_eq!(setup("--size 4KiB --concurrency 4").batch, 32);
         assert_eq!(setup("--size 190MiB --concurrency 4 --count 2").batch, 2);
+    }
+
+    #[test]
+    fn a_producer_refuses_what_is_out_of_bounds() {
+        let good = setup("--size 4KiB");
+        assert_eq!(check(&good), Ok(()));
+        for wrong in [
+            Setup { size: 0, ..good.clone() },
+            Setup { size: u64::MAX, ..good.clone() },
+            Setup { batch: 0, ..good.clone() },
+            Setup { batch: u32::MAX, ..good.clone() },
+            Setup { concurrency: 0, ..good.clone() },
+            Setup { consumers: 65, ..good.clone() },
+            Setup { size: 1 << 40, batch: 1 << 16, ..good.clone() },
+        ] {
+            assert!(matches!(check(&wrong), Err(Failure::Refused(_))), "{wrong:?}");
+        }
     }
 
     #[test]

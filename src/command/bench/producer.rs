@@ -95,7 +95,16 @@ impl<M: Mover> Producer<M> {
         self.row.as_mut().ok_or_else(|| Failure::Failed("the producer has no row".into()))
     }
 
+    fn row_for(&mut self, batch: Batch) -> Result<&mut Row<M>, Failure> {
+        let row = self.row()?;
+        match batch.count <= row.setup.batch && batch.first.checked_add(batch.count.into()).is_some() {
+            true => Ok(row),
+            false => Err(Failure::Failed(format!("a batch of {} is larger than was said", batch.count))),
+        }
+    }
+
     fn prepare(&mut self, setup: Setup) -> Result<Address, Failure> {
+        plan::check(&setup)?;
         let layout = plan::layout(setup.mode, setup.size);
         let mover = M::open(&Needs {
             pool: plan::producer_pool(&setup),
@@ -123,7 +132,7 @@ impl<M: Mover> Producer<M> {
 
     fn fill(&mut self, batch: Batch) -> Result<(), Failure> {
         let corrupt = self.corrupt;
-        let row = self.row()?;
+        let row = self.row_for(batch)?;
         let size = row.setup.size as usize;
         row.filled.clear();
         for index in 0..batch.count as usize {
@@ -157,7 +166,7 @@ impl<M: Mover> Producer<M> {
     }
 
     fn put(&mut self, batch: Batch) -> Result<Puts, Failure> {
-        let row = self.row()?;
+        let row = self.row_for(batch)?;
         row.cpu = cpu_seconds();
         let filled = std::mem::take(&mut row.filled);
         let Row { setup, layout, mover, own, trees, .. } = row;
@@ -221,6 +230,7 @@ impl<M: Mover> Producer<M> {
     }
 
     fn sample(&mut self, order: &Order) -> Result<Sent, Failure> {
+        order.check()?;
         let row = self.row.as_mut().ok_or_else(|| Failure::Failed("the producer has no row".into()))?;
         let own = row.own.get_mut(..order.size as usize);
         let own = own.ok_or_else(|| Failure::Failed("the producer's own memory is too small".into()))?;

@@ -248,12 +248,11 @@ impl Runner {
             self.lines = Some(self.producer.call(&ToProducer::Accept).map_err(producer)?);
         }
         let ready = match kind {
-            Kind::Memory => setup.second_area,
             Kind::Through => setup.through,
-            Kind::Tcp => true,
+            Kind::Memory | Kind::Tcp => true,
         };
         if !ready {
-            return Ok(None); // --connect to this very host: the limit of its shared memory isn't taken
+            return Ok(None); // --connect to this very host: nothing is shared but what the endpoints share
         }
         let variants = Variant::all(kind, setup.size, self.lines.as_deref().unwrap_or_default());
         let known = self.finalists.get(&(kind, setup.size)).map_or(&[][..], Vec::as_slice);

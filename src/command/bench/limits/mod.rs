@@ -7,6 +7,7 @@ pub(crate) mod memory;
 pub(crate) mod tcp;
 
 use super::stats::Sorted;
+use crate::command::Failure;
 use crate::command::args::{Mode, Size};
 use crate::command::sys::Copier;
 use serde::{Deserialize, Serialize};
@@ -113,6 +114,27 @@ pub(crate) struct Order {
     pub(crate) rounds: u32,
     /// What the source is filled with before the first round, as an operation's payload is.
     pub(crate) fill: u64,
+}
+
+impl Order {
+    /// Refuses what no bench orders: orders come over the network with `--listen`.
+    ///
+    /// # Errors
+    /// What is out of bounds.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let (piece, threads) = match self.variant {
+            Variant::Memory { threads, .. } => (1, threads),
+            Variant::Through { piece, .. } => (piece, 1),
+            Variant::Tcp { write, streams, .. } => (write, streams),
+        };
+        if self.size == 0 || piece == 0 || !(1..=2).contains(&threads) || !(1..=4096).contains(&self.rounds) {
+            return Err(Failure::Refused(format!(
+                "a sample of {} bytes by {} is out of bounds",
+                self.size, self.variant
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// The sending side's part of a sample.
@@ -286,6 +308,24 @@ mod tests {
             counts[index] += 1;
         }
         counts
+    }
+
+    #[test]
+    fn orders_out_of_bounds_are_refused() {
+        let line = Line { index: 0, label: "reno".into() };
+        let good = Order { variant: Variant::Tcp { line, write: 4096, streams: 2 }, size: 1, rounds: 1, fill: 0 };
+        assert_eq!(good.check(), Ok(()));
+        let line = || Line { index: 0, label: "reno".into() };
+        for wrong in [
+            Order { size: 0, ..good.clone() },
+            Order { rounds: 0, ..good.clone() },
+            Order { rounds: u32::MAX, ..good.clone() },
+            Order { variant: Variant::Tcp { line: line(), write: 0, streams: 1 }, ..good.clone() },
+            Order { variant: Variant::Tcp { line: line(), write: 4096, streams: 0 }, ..good.clone() },
+            Order { variant: Variant::Through { streaming: false, piece: 0 }, ..good.clone() },
+        ] {
+            assert!(wrong.check().is_err(), "{wrong:?}");
+        }
     }
 
     #[test]
