@@ -35,6 +35,7 @@ use crate::{
     Capabilities, Cause, Device, DeviceInfo, Error, Memory, Provider, ProviderKind, Result, Token, copy, memory,
 };
 use core::fmt;
+use core::time::Duration;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 mod address;
@@ -81,13 +82,23 @@ pub struct ShmConfig {
     /// On how many threads at most a copy runs, the caller's included; `None` for what was measured to be fastest.
     /// One less than that many helper threads are started, at most 3.
     pub copy_threads: Option<usize>,
+    /// How long a send, or a write with immediate, waits at its receiver for a receive to be posted. What the peer sends
+    /// behind it waits too. Then it completes with
+    /// [`ReceiverNotReadyExceeded`](crate::CompletionStatus::ReceiverNotReadyExceeded). 1 s by default.
+    pub receiver_not_ready_timeout: Duration,
 }
 
 impl ShmConfig {
     /// The configuration of an endpoint that listens on abstract name `unix_name`.
     #[must_use]
     pub fn new(unix_name: impl Into<Vec<u8>>, preface: impl Fn(Token) -> Vec<u8> + Send + Sync + 'static) -> Self {
-        Self { unix_name: unix_name.into(), preface: Arc::new(preface), allowed_uids: None, copy_threads: None }
+        Self {
+            unix_name: unix_name.into(),
+            preface: Arc::new(preface),
+            allowed_uids: None,
+            copy_threads: None,
+            receiver_not_ready_timeout: Duration::from_secs(1),
+        }
     }
 }
 
@@ -97,6 +108,7 @@ impl fmt::Debug for ShmConfig {
             .field("unix_name", &self.unix_name.escape_ascii().to_string())
             .field("allowed_uids", &self.allowed_uids)
             .field("copy_threads", &self.copy_threads)
+            .field("receiver_not_ready_timeout", &self.receiver_not_ready_timeout)
             .finish_non_exhaustive()
     }
 }

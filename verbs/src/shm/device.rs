@@ -14,12 +14,10 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long one call of `progress` copies: long against a piece, short against a person.
 const COPY_BUDGET: Duration = Duration::from_millis(2);
-/// When a peer whose backlog was full is dialled again.
-const REDIAL: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(super) struct ShmDevice {
@@ -41,8 +39,8 @@ struct Table {
     last_number: u32,
     /// Queue pairs that a peer may dial, by their tokens.
     waiting: Vec<(Token, u32)>,
-    /// Queue pairs whose peer had no room.
-    redial: Vec<u32>,
+    /// Queue pairs that have something to do at a certain time.
+    alarms: Vec<(Instant, u32)>,
 }
 
 impl ShmDevice {
@@ -108,7 +106,7 @@ impl ShmDevice {
         let mut table = lock(&self.table);
         table.queue_pairs.remove(&number);
         table.waiting.retain(|&(_, waiting)| waiting != number);
-        table.redial.retain(|&waiting| waiting != number);
+        table.alarms.retain(|&(_, waiting)| waiting != number);
     }
 
     /// A queue pair that dials by itself is not dialled.
@@ -116,10 +114,32 @@ impl ShmDevice {
         lock(&self.table).waiting.retain(|&(_, waiting)| waiting != number);
     }
 
-    /// Has a queue pair dial again soon.
-    pub(super) fn redial_later(&self, number: u32) -> Result<()> {
-        lock(&self.table).redial.push(number);
-        self.poller.come_again(REDIAL).map_err(|e| Error::from_io("modify_qp", "timerfd_settime", &e))
+    /// Has [`Qp::time_has_come`] called at `time`, or somewhat later.
+    pub(super) fn wake_at(&self, time: Instant, number: u32) -> Result<()> {
+        let mut table = lock(&self.table);
+        table.alarms.push((time, number));
+        self.set_timer(&table)
+    }
+
+    fn set_timer(&self, table: &Table) -> Result<()> {
+        let Some(next) = table.alarms.iter().map(|(time, _)| *time).min() else { return Ok(()) };
+        let delay = next.saturating_duration_since(Instant::now());
+        self.poller.come_again(delay).map_err(|e| Error::from_io("progress", "timerfd_settime", &e))
+    }
+
+    /// The queue pairs whose time has come.
+    fn due(&self) -> Vec<Arc<Qp>> {
+        let mut table = lock(&self.table);
+        let now = Instant::now();
+        let (due, later) = mem::take(&mut table.alarms).into_iter().partition(|(time, _)| *time <= now);
+        table.alarms = later;
+        self.set_timer(&table).ok(); // it worked when the alarm was set
+        let due: Vec<(Instant, u32)> = due;
+        due.iter().filter_map(|(_, number)| table.queue_pairs.get(number)?.upgrade()).collect()
+    }
+
+    pub(super) fn receiver_not_ready_timeout(&self) -> Duration {
+        self.config.receiver_not_ready_timeout
     }
 
     /// Has a queue pair served by the next progress.
@@ -187,10 +207,8 @@ impl DeviceBackend for ShmDevice {
         let ready = self.poller.ready(); // first: what comes after it raises the flag again
         self.withdraw_now();
         if ready.timer {
-            for number in mem::take(&mut lock(&self.table).redial) {
-                if let Some(queue_pair) = self.queue_pair(number) {
-                    queue_pair.dial();
-                }
+            for queue_pair in self.due() {
+                queue_pair.time_has_come();
             }
         }
         for queue_pair in mem::take(&mut *lock(&self.unfinished)) {

@@ -22,6 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 mod requester;
 mod responder;
@@ -33,7 +34,8 @@ use responder::Responder;
 const FRAMES_AT_ONCE: usize = 256;
 /// Small jobs that the thread which posts them copies itself, in bytes a call; the rest is queued.
 const COPY_AT_POST: u64 = 256 << 10;
-/// How often a socket whose backlog is full is dialled, every millisecond.
+/// When a socket whose backlog is full is dialled again, and how often in all: for two seconds.
+const REDIAL: Duration = Duration::from_millis(2);
 const MAX_DIALS: u32 = 1000;
 
 #[derive(Debug)]
@@ -90,6 +92,8 @@ struct Out {
     jobs: Vec<Arc<Job>>,
     /// Jobs were aborted: the engine may still list them.
     aborted: bool,
+    /// The next progress has something to do for this queue pair.
+    come_back: bool,
     /// To be dropped: mappings, memory, descriptors.
     garbage: Vec<Garbage>,
 }
@@ -132,12 +136,15 @@ impl Qp {
         result
     }
 
-    fn finish(&self, mut out: Out) {
+    fn finish(self: &Arc<Self>, mut out: Out) {
         if out.aborted {
             self.device().engine().tidy();
         }
         if !out.jobs.is_empty() {
             self.device().engine().submit(mem::take(&mut out.jobs));
+        }
+        if out.come_back {
+            self.device().come_back(self);
         }
     }
 
@@ -158,15 +165,22 @@ impl Qp {
     pub(super) fn stream_is_ready(self: &Arc<Self>, closed: bool) {
         if closed {
             let mut inner = lock(&self.inner);
-            if inner.responder.is_serving() {
+            let inner = &mut *inner;
+            inner.responder.stop_waiting();
+            if inner.responder.is_copying() {
                 // What is left will be read when the copy is over; until then the stream would only keep us awake.
-                let inner = &mut *inner;
                 if let Some(link) = &mut inner.link {
                     link.unwatch(self.device().poller());
                 }
                 return;
             }
         }
+        self.service();
+    }
+
+    /// The time has come that it asked the device for.
+    pub(super) fn time_has_come(self: &Arc<Self>) {
+        self.dial(); // if it is that which it waits for
         self.service();
     }
 
@@ -221,14 +235,17 @@ impl Qp {
 
     /// Opens the connection, or has the device come again when the peer's backlog is full.
     pub(super) fn dial(self: &Arc<Self>) {
-        let (name, token) = match &lock(&self.inner).peer {
-            Some((peer, true)) => (peer.name.clone(), peer.token),
-            _ => return,
+        let (name, token) = {
+            let inner = lock(&self.inner);
+            match &inner.peer {
+                Some((peer, true)) if inner.is_to_dial() => (peer.name.clone(), peer.token),
+                _ => return,
+            }
         };
         let dialled = sys::dial(&name);
         let preface = self.device().preface(token); // foreign code, so without the lock
         self.with(|inner, out| {
-            if inner.state != QueuePairState::Connecting || inner.link.is_some() {
+            if !inner.is_to_dial() {
                 return;
             }
             inner.dials += 1;
@@ -238,7 +255,7 @@ impl Qp {
                     Err(denied) => denied,
                 },
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock && inner.dials < MAX_DIALS => {
-                    match self.device().redial_later(self.number) {
+                    match self.device().wake_at(Instant::now() + REDIAL, self.number) {
                         Ok(()) => return,
                         Err(e) => e,
                     }
@@ -267,6 +284,10 @@ impl Inner {
         }
     }
 
+    fn is_to_dial(&self) -> bool {
+        self.state == QueuePairState::Connecting && self.link.is_none()
+    }
+
     /// Begins to speak on a new stream: the preface, if we dialled, and the greeting.
     fn greet(&mut self, qp: &Qp, stream: OwnedFd, preface: &[u8]) {
         let Some((peer, _)) = &self.peer else { return };
@@ -280,7 +301,7 @@ impl Inner {
 
     /// Sends what waits and tells the poller what to look for.
     fn settle(&mut self, qp: &Arc<Qp>, out: &mut Out) {
-        let reading = !self.responder.is_serving();
+        let reading = self.responder.is_reading();
         let Some(link) = &mut self.link else { return };
         let result = link.flush().and_then(|()| link.watch(qp.device().poller(), qp.number, reading));
         if let Err(error) = result {
@@ -291,15 +312,22 @@ impl Inner {
     /// Handles frames until there is none, or one asks for a copy.
     fn step(&mut self, qp: &Arc<Qp>, out: &mut Out) -> Step {
         for _ in 0..FRAMES_AT_ONCE {
-            if self.responder.is_serving() {
+            if self.responder.is_copying() {
                 return Step::Idle; // the peer's requests are done one after the other
             }
             let Some(link) = &mut self.link else { return Step::Idle };
-            let job = match link.next() {
-                Ok(Incoming::Nothing) => return Step::Idle,
-                Ok(Incoming::End) => Err(Error::new("connection", Cause::Disconnected)),
-                Ok(Incoming::Frame(frame)) => self.handle(qp, frame, out),
-                Err(error) => Err(error),
+            let job = if self.responder.is_reading() {
+                match link.next() {
+                    Ok(Incoming::Nothing) => return Step::Idle,
+                    Ok(Incoming::End) => Err(Error::new("connection", Cause::Disconnected)),
+                    Ok(Incoming::Frame(frame)) => self.handle(qp, frame, out),
+                    Err(error) => Err(error),
+                }
+            } else {
+                match self.resume(qp, out) {
+                    Ok(None) if !self.responder.is_reading() => return Step::Idle,
+                    outcome => outcome,
+                }
             };
             match job {
                 Ok(None) => {}
@@ -410,7 +438,12 @@ impl Inner {
         out.garbage.extend(self.early.take().map(Garbage::Stream));
         out.garbage.push(Garbage::Keys(mem::take(&mut self.keys)));
         self.announced.clear();
-        out.aborted |= self.requester.abort();
+        // What broke the connection is told by the oldest request that was at work, as in the verbs.
+        let lost = matches!(
+            &self.failure,
+            Some(Error { cause: Cause::Disconnected | Cause::Malformed { .. } | Cause::Os { .. }, .. })
+        );
+        out.aborted |= self.requester.abort(lost);
         out.aborted |= self.responder.abort();
         self.flush_receives(qp, out);
         self.deliver(qp, out);
@@ -547,8 +580,9 @@ impl QpBackend for QpHandle {
     }
 
     fn post_recv(&self, request: ReceiveRequest) -> Result<()> {
-        responder::check(&self.0.pd, &request)?;
-        lock(&self.0.inner).post_receive(&self.0, request)
+        let qp = &self.0;
+        responder::check(&qp.pd, &request)?;
+        qp.with(|inner, out| inner.post_receive(qp, request, out))
     }
 
     fn to_error(&self) {
@@ -557,7 +591,7 @@ impl QpBackend for QpHandle {
 
     fn is_fenced(&self) -> bool {
         let inner = lock(&self.0.inner);
-        inner.state == QueuePairState::Error && !inner.requester.is_copying() && !inner.responder.is_serving()
+        inner.state == QueuePairState::Error && !inner.requester.is_copying() && !inner.responder.is_copying()
     }
 
     fn map(&self, remote: RemoteSlice) -> Result<Arc<dyn ViewBackend>> {

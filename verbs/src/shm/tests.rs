@@ -1,5 +1,5 @@
 //! Tests of the provider through the public handles, and of its protocol against a peer that breaks it.
-#![allow(unsafe_code, dead_code)]
+#![allow(unsafe_code)]
 
 mod connection;
 mod hostile;

@@ -145,10 +145,12 @@ impl Requester {
         Ok(())
     }
 
-    /// Ends everything that is not being copied this moment; returns whether jobs were stopped.
-    pub(super) fn abort(&mut self) -> bool {
+    /// Ends everything that is not being copied this moment; returns whether jobs were stopped. If the connection was
+    /// lost, the oldest request says so, unless it is a read whose bytes are being copied anyway.
+    pub(super) fn abort(&mut self, lost: bool) -> bool {
         let mut stopped = false;
-        for request in &mut self.requests {
+        let oldest = self.base;
+        for (number, request) in (oldest..).zip(&mut self.requests) {
             match &request.state {
                 State::Copying(job) => {
                     stopped = true;
@@ -159,7 +161,8 @@ impl Requester {
                 State::Queued | State::Sent => {}
                 State::Done(_) => continue,
             }
-            request.end(CompletionStatus::Flushed);
+            let first_lost = lost && number == oldest;
+            request.end(if first_lost { CompletionStatus::TransportRetryExceeded } else { CompletionStatus::Flushed });
         }
         self.next = self.base + self.requests.len() as u64;
         self.unanswered.clear();

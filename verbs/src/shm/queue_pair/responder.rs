@@ -4,6 +4,9 @@
 //! frame is read, and answered when all is there. Before anything of a finished request is shown to the caller, the
 //! connection is looked at once more: a peer that gave the request up closed it first, and may have re-used the bytes
 //! that we were copying, so nothing is delivered then (I4).
+//!
+//! A request that needs a receive when none is posted waits for one, with everything behind it on the stream, until
+//! [`receiver_not_ready_timeout`](super::super::ShmConfig::receiver_not_ready_timeout); then it is refused.
 
 use super::super::domain::{Pd, Region};
 use super::super::engine::{Job, Keep, Over, Purpose, Stretch};
@@ -14,6 +17,7 @@ use super::{Garbage, Inner, Out, Qp, most_answers};
 use crate::{Access, Cause, Completion, CompletionStatus, Error, Opcode, QueuePairState, ReceiveRequest, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 const VERB: &str = "post_recv";
 
@@ -24,6 +28,10 @@ pub(super) struct Responder {
     request: Option<Served>,
     /// The copy of its last piece, while it runs.
     copying: Option<Arc<Job>>,
+    /// A receive is needed, and waited for until then.
+    starved: Option<Instant>,
+    /// The first piece of a send that waits for its receive. Its bytes, if inline, stay in the link until it is served.
+    held: Option<Piece>,
 }
 
 /// A request of the peer.
@@ -56,8 +64,20 @@ pub(super) fn check(pd: &Arc<Pd>, request: &ReceiveRequest) -> Result<()> {
 
 impl Responder {
     /// Whether a copier may be in memory of ours.
-    pub(super) fn is_serving(&self) -> bool {
+    pub(super) fn is_copying(&self) -> bool {
         self.copying.is_some()
+    }
+
+    /// Whether the stream is read: not while the peer's last request is at work or waits.
+    pub(super) fn is_reading(&self) -> bool {
+        self.copying.is_none() && self.starved.is_none()
+    }
+
+    /// The peer is gone: waiting for a receive is in vain.
+    pub(super) fn stop_waiting(&mut self) {
+        if let Some(until) = &mut self.starved {
+            *until = Instant::now();
+        }
     }
 
     /// Has no further piece copied; returns whether there was a job.
@@ -71,7 +91,7 @@ impl Responder {
 }
 
 impl Inner {
-    pub(super) fn post_receive(&mut self, qp: &Qp, request: ReceiveRequest) -> Result<()> {
+    pub(super) fn post_receive(&mut self, qp: &Qp, request: ReceiveRequest, out: &mut Out) -> Result<()> {
         if self.state == QueuePairState::Error {
             let cause = Cause::State { is: self.state, needs: QueuePairState::ReadyToSend };
             return Err(Error::new(VERB, cause));
@@ -83,13 +103,63 @@ impl Inner {
         }
         qp.recv_credit.take(1);
         self.responder.receives.push_back(request);
+        out.come_back |= self.responder.starved.is_some();
         Ok(())
+    }
+
+    /// Goes on with a request that waited for a receive, if there is one now or it has waited long enough.
+    pub(super) fn resume(&mut self, qp: &Arc<Qp>, out: &mut Out) -> Result<Option<Arc<Job>>> {
+        let Some(until) = self.responder.starved else { return Ok(None) };
+        if self.responder.receives.is_empty() && Instant::now() < until {
+            return Ok(None);
+        }
+        self.responder.starved = None;
+        match self.responder.held.take() {
+            Some(piece) => {
+                if let Some(request) = &mut self.responder.request {
+                    match self.responder.receives.pop_front() {
+                        Some(receive) => match_receive(qp, request, receive, out),
+                        None => request.refused = Some(CompletionStatus::ReceiverNotReadyExceeded),
+                    }
+                }
+                self.serve_piece(qp, &piece, out)
+            }
+            None => {
+                let starved = self.responder.receives.is_empty();
+                if let Some(request) = self.responder.request.as_mut().filter(|_| starved) {
+                    request.refused = Some(CompletionStatus::ReceiverNotReadyExceeded);
+                }
+                self.finish_request(qp, out)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Waits for a receive.
+    fn starve(&mut self, qp: &Qp) -> Result<()> {
+        let until = Instant::now() + qp.device().receiver_not_ready_timeout();
+        self.responder.starved = Some(until);
+        qp.device().wake_at(until, qp.number)
     }
 
     /// Takes a piece of a request; returns the copy that it asks for. An error is a broken rule, and the end of the
     /// connection; a request that isn't allowed is answered.
     pub(super) fn serve(&mut self, qp: &Arc<Qp>, piece: &Piece, out: &mut Out) -> Result<Option<Arc<Job>>> {
-        self.accept(qp, piece, out)?;
+        self.accept(piece)?;
+        if piece.first && piece.target.is_none() {
+            match (self.responder.receives.pop_front(), &mut self.responder.request) {
+                (Some(receive), Some(request)) => match_receive(qp, request, receive, out),
+                _ => {
+                    self.responder.held = Some(*piece);
+                    self.starve(qp)?;
+                    return Ok(None);
+                }
+            }
+        }
+        self.serve_piece(qp, piece, out)
+    }
+
+    fn serve_piece(&mut self, qp: &Arc<Qp>, piece: &Piece, out: &mut Out) -> Result<Option<Arc<Job>>> {
         let job = self.copy_piece(qp, piece);
         match job {
             Ok(Some(job)) => {
@@ -111,12 +181,12 @@ impl Inner {
     }
 
     /// Begins a request or goes on with the one at hand, by the rules of the protocol.
-    fn accept(&mut self, qp: &Qp, piece: &Piece, out: &mut Out) -> Result<()> {
+    fn accept(&mut self, piece: &Piece) -> Result<()> {
         if piece.first {
             if self.responder.request.is_some() {
                 return Err(malformed("a request within another"));
             }
-            let mut request = Served {
+            self.responder.request = Some(Served {
                 id: piece.id,
                 is_write: piece.target.is_some(),
                 immediate: piece.immediate,
@@ -125,11 +195,7 @@ impl Inner {
                 whole: false,
                 refused: None,
                 receive: None,
-            };
-            if !request.is_write {
-                self.match_receive(qp, &mut request, out);
-            }
-            self.responder.request = Some(request);
+            });
         }
         let Some(request) = &mut self.responder.request else {
             return Err(malformed("the rest of a request that has no beginning"));
@@ -146,21 +212,6 @@ impl Inner {
         request.moved += piece.len;
         request.whole = piece.last;
         Ok(())
-    }
-
-    /// Finds the receive that a send fills.
-    fn match_receive(&mut self, qp: &Qp, request: &mut Served, out: &mut Out) {
-        let Some(receive) = self.responder.receives.pop_front() else {
-            request.refused = Some(CompletionStatus::ReceiverNotReadyExceeded);
-            return;
-        };
-        let room = receive.local.as_ref().map_or(0, |slice| slice.len);
-        if request.total > room {
-            request.refused = Some(CompletionStatus::RemoteInvalidRequest);
-            complete(qp, receive, CompletionStatus::LocalLength, 0, None, out);
-        } else {
-            request.receive = Some(receive);
-        }
     }
 
     /// Copies an inline piece, or makes the job that copies another; `Err` if the piece isn't allowed.
@@ -231,13 +282,14 @@ impl Inner {
     /// Answers a request that is whole, and shows it to the caller if it takes a receive.
     fn finish_request(&mut self, qp: &Qp, out: &mut Out) -> Result<()> {
         let Some(mut request) = self.responder.request.take_if(|request| request.whole) else { return Ok(()) };
-        let Some(link) = &mut self.link else { return Ok(()) };
         if request.is_write && request.immediate.is_some() && request.refused.is_none() {
             request.receive = self.responder.receives.pop_front();
             if request.receive.is_none() {
-                request.refused = Some(CompletionStatus::ReceiverNotReadyExceeded);
+                self.responder.request = Some(request);
+                return self.starve(qp);
             }
         }
+        let Some(link) = &mut self.link else { return Ok(()) };
         if let Some(receive) = request.receive.take() {
             if link.hung_up() {
                 // Not delivered: it goes back, and flushes when the end of the stream is read.
@@ -258,13 +310,25 @@ impl Inner {
 
     /// Completes all receives of a queue pair that has failed, once nobody copies into one.
     pub(super) fn flush_receives(&mut self, qp: &Qp, out: &mut Out) {
-        if self.state != QueuePairState::Error || self.responder.is_serving() {
+        if self.state != QueuePairState::Error || self.responder.is_copying() {
             return;
         }
+        self.responder.starved = None;
         let begun = self.responder.request.take().and_then(|request| request.receive);
         for receive in begun.into_iter().chain(self.responder.receives.drain(..)) {
             complete(qp, receive, CompletionStatus::Flushed, 0, None, out);
         }
+    }
+}
+
+/// Gives a send the receive that it fills, or refuses it if that is too short.
+fn match_receive(qp: &Qp, request: &mut Served, receive: ReceiveRequest, out: &mut Out) {
+    let room = receive.local.as_ref().map_or(0, |slice| slice.len);
+    if request.total > room {
+        request.refused = Some(CompletionStatus::RemoteInvalidRequest);
+        complete(qp, receive, CompletionStatus::LocalLength, 0, None, out);
+    } else {
+        request.receive = Some(receive);
     }
 }
 

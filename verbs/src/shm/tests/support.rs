@@ -66,8 +66,9 @@ impl End {
 
     /// Accepts what dials, and makes progress.
     pub(super) fn turn(&self) -> crate::Progress {
-        if let Ok((stream, _)) = self.listener.accept() {
-            let token = read_preface(&stream);
+        if let Ok((stream, _)) = self.listener.accept()
+            && let Some(token) = read_preface(&stream)
+        {
             let _refused = self.device.adopt(OwnedFd::from(stream), token);
         }
         self.device.progress()
@@ -80,13 +81,26 @@ impl End {
     }
 }
 
-pub(super) fn read_preface(mut stream: &UnixStream) -> Token {
+/// The token with which a connection begins; `None` if the peer has closed it already.
+pub(super) fn read_preface(mut stream: &UnixStream) -> Option<Token> {
     stream.set_nonblocking(false).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut bytes = [0; 20];
-    stream.read_exact(&mut bytes).unwrap();
+    stream.read_exact(&mut bytes).ok()?;
     assert_eq!(bytes[..4], MAGIC);
-    Token(bytes[4..].try_into().unwrap())
+    Some(Token(bytes[4..].try_into().unwrap()))
+}
+
+/// Waits until the device wants to make progress.
+pub(super) fn wait_readable(end: &End) {
+    let fd = end.device.event_fd().unwrap().as_raw_fd();
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one `pollfd`.
+    assert_eq!(unsafe { libc::poll(&mut poll, 1, PATIENCE.as_millis() as i32) }, 1);
+}
+
+pub(super) fn token_of(qp: &QueuePair) -> Token {
+    Token(qp.address()[6..22].try_into().unwrap())
 }
 
 /// Drives `ends` until `done`; between, waits for their descriptors as a driver does.
@@ -185,9 +199,4 @@ pub(super) fn bytes_of(region: &MemoryRegion, offset: u64, len: u64) -> Vec<u8> 
     let mut out = vec![0; len as usize];
     region.memory().read(offset, &mut out).unwrap();
     out
-}
-
-/// How many of this process's mappings and descriptors there are, by a word in their names.
-pub(super) fn mappings(word: &str) -> usize {
-    std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains(word)).count()
 }
