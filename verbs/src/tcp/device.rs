@@ -9,6 +9,7 @@ use super::{MAX_QUEUE_PAIRS, TcpConfig, lock};
 use crate::backend::{CqBackend, DeviceBackend, PdBackend};
 use crate::{Cause, Completion, DeviceInfo, Error, MemoryKind, Progress, Result, Token};
 use core::any::Any;
+use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::TcpStream;
@@ -23,8 +24,15 @@ const BUDGET: usize = 4 << 20;
 const WAKE: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 
+/// Numbers that are never used again, of all devices of this process: an object of one is no other's.
+static UNIQUE: AtomicU64 = AtomicU64::new(1);
+
+/// A number that is never used again.
+pub(super) fn next_unique() -> u64 {
+    UNIQUE.fetch_add(1, Ordering::Relaxed)
+}
+
 /// An opened device.
-#[derive(Debug)]
 pub(super) struct Shared {
     info: DeviceInfo,
     pub(super) config: TcpConfig,
@@ -32,7 +40,6 @@ pub(super) struct Shared {
     pub(super) wake: Arc<EventFd>,
     timer: Timer,
     pub(super) keys: KeyTable,
-    unique: AtomicU64,
     queue_pairs: Mutex<QueuePairs>,
     /// Who waits for streams that begin with which token, and for how many of them.
     waiting: Mutex<Vec<Waiting>>,
@@ -90,17 +97,11 @@ impl Shared {
             wake,
             timer,
             keys: KeyTable::new(),
-            unique: AtomicU64::new(1),
             queue_pairs: Mutex::default(),
             waiting: Mutex::default(),
             ready: Mutex::default(),
             deadlines: Mutex::default(),
         })
-    }
-
-    /// A number that is never used again.
-    pub(super) fn next_unique(&self) -> u64 {
-        self.unique.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Makes a queue pair with a number that no living one has.
@@ -191,6 +192,16 @@ impl Shared {
     }
 }
 
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let queue_pairs = lock(&self.queue_pairs).by_number.len();
+        f.debug_struct("TcpDevice")
+            .field("name", &self.info.name)
+            .field("queue_pairs", &queue_pairs)
+            .finish_non_exhaustive()
+    }
+}
+
 impl DeviceBackend for Shared {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -219,6 +230,7 @@ impl DeviceBackend for Shared {
 
     fn progress(&self) -> Progress {
         let mut budget = BUDGET;
+        let mut first = true;
         loop {
             // One event at a time, so that another thread takes the next.
             if let Some(key) = self.next_ready() {
@@ -228,7 +240,10 @@ impl DeviceBackend for Shared {
             } else {
                 let Ok(Some(event)) = self.epoll.poll() else { return Progress::Idle };
                 match event.key {
-                    WAKE => self.wake.drain(),
+                    WAKE if first => self.wake.drain(),
+                    // What this call has found may have armed queues tell another thread: that is for the next call to
+                    // take back, when the thread that made this one has polled its queues.
+                    WAKE => return Progress::Idle,
                     TIMER => self.on_timer(),
                     key => {
                         if let Some(core) = self.find((key >> 8) as u32) {
@@ -237,6 +252,7 @@ impl DeviceBackend for Shared {
                     }
                 }
             }
+            first = false;
             if budget == 0 {
                 if !lock(&self.ready).is_empty() {
                     self.wake.notify();

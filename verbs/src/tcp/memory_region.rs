@@ -8,6 +8,7 @@ use super::{MAX_POSTED, device};
 use crate::backend::{CqBackend, MrBackend, MwBackend, PdBackend, QpBackend};
 use crate::{Access, Cause, Error, Memory, QueuePairCapacity, RemoteSlice, Result};
 use core::any::Any;
+use core::fmt;
 use std::sync::Arc;
 
 /// A protection domain.
@@ -19,7 +20,7 @@ pub(super) struct Domain {
 
 impl Domain {
     pub(super) fn new(device: Arc<Shared>) -> Self {
-        let number = device.next_unique();
+        let number = device::next_unique();
         Self { device, number }
     }
 }
@@ -56,7 +57,6 @@ fn queue(backend: Arc<dyn CqBackend>, domain: &Domain) -> Result<Arc<Queue>> {
 }
 
 /// A memory region.
-#[derive(Debug)]
 pub(super) struct Region {
     domain: Arc<Domain>,
     memory: Memory,
@@ -72,6 +72,22 @@ impl Region {
 
     pub(super) fn access(&self) -> Access {
         self.access
+    }
+}
+
+// The keys are secrets (I14).
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpRegion")
+            .field("len", &self.memory.len())
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpWindow").field("len", &self.remote.len).finish_non_exhaustive()
     }
 }
 
@@ -109,7 +125,6 @@ impl Drop for Region {
 }
 
 /// A memory window.
-#[derive(Debug)]
 struct Window {
     region: Arc<Region>,
     exposure: Arc<Exposure>,

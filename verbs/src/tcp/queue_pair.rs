@@ -14,6 +14,7 @@ use crate::{
     RemoteSlice, Result, Token, WorkRequest,
 };
 use core::any::Any;
+use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -33,7 +34,6 @@ impl Drop for Handle {
 }
 
 /// A queue pair.
-#[derive(Debug)]
 pub(super) struct Core {
     pub(super) number: u32,
     /// Never used again, unlike the number: what windows are bound to.
@@ -103,7 +103,7 @@ impl Core {
         sys::random(&mut token.0).map_err(|error| Error::from_io("create_qp", "getrandom", &error))?;
         device.add(|number| Self {
             number,
-            unique: device.next_unique(),
+            unique: super::device::next_unique(),
             domain,
             token,
             device: device.clone(),
@@ -416,6 +416,20 @@ impl Core {
 
     fn needs(verb: &'static str, is: QueuePairState) -> Error {
         Error::new(verb, Cause::State { is, needs: QueuePairState::ReadyToSend })
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        let (phase, failure) = (state.phase, state.failure.clone());
+        drop(state);
+        f.debug_struct("TcpQueuePair")
+            .field("number", &self.number)
+            .field("state", &phase)
+            .field("failure", &failure)
+            .field("streams", &self.streams().len())
+            .finish_non_exhaustive()
     }
 }
 

@@ -32,6 +32,10 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
+    pub(crate) fn new(bind: &str) -> Self {
+        Self::with(bind, |_| {})
+    }
+
     pub(crate) fn with(bind: &str, configure: impl FnOnce(&mut TcpConfig)) -> Self {
         let listener = TcpListener::bind((bind, 0)).unwrap();
         let address = listener.local_addr().unwrap();
@@ -232,4 +236,11 @@ pub(crate) fn check(region: &MemoryRegion, offset: u64, from: u64, len: u64, see
         }
         done += now as u64;
     }
+}
+
+/// All bytes of a range.
+pub(crate) fn bytes(region: &MemoryRegion, offset: u64, len: u64) -> Vec<u8> {
+    let mut out = vec![0; len as usize];
+    region.memory().read(offset, &mut out).unwrap();
+    out
 }

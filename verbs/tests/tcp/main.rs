@@ -1,5 +1,10 @@
 //! The TCP provider over loopback: two devices in one process, and two processes.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
+mod connecting;
+mod ending;
 mod harness;
+mod hostile;
+mod processes;
+mod refusals;
 mod transfers;
