@@ -12,7 +12,7 @@
 //! - remote access is checked by the owner of the memory: key, bounds and [`Access`] flags.
 //!
 //! What this crate does not do: it knows no payload, lease, peer or retry (the crate `towline` does), opens no control
-//! connection (`towline-control` does), and starts no thread but the copy helper of [`shm`], whose number is fixed.
+//! connection (`towline-control` does), and keeps no thread but the copy helpers of [`shm`], whose number is fixed.
 //!
 //! Handles are owned and counted: a queue pair keeps its protection domain, completion queues and device alive, and a
 //! posted request keeps its memory regions alive, so that teardown happens in the only legal order by construction.

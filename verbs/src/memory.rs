@@ -14,9 +14,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 mod borrowed;
+mod fork;
 mod map;
 mod segment;
 
+pub(crate) use fork::generation;
 pub(crate) use map::{Mapping, page_size};
 pub(crate) use segment::SEALS;
 

@@ -22,7 +22,8 @@
 //! - A peer can't hurt us (I7): its segment is used only if its seals say that it can't shrink under our reads and if it
 //!   has paid for its pages; its frames are checked, its regions counted, and descriptors that aren't used are closed.
 //! - Only processes of allowed users are spoken to, in both directions (I14).
-//! - Peers' segments are not inherited by fork, and our own are shared mappings (I13).
+//! - Peers' segments are not inherited by fork, and our own are shared mappings. In a forked child every call on an
+//!   inherited handle is an error, and dropping it does nothing to the parent (I13).
 //!
 //! # What it doesn't
 //!

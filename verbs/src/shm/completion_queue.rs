@@ -118,7 +118,7 @@ impl CqBackend for CqHandle {
 
 impl Cq {
     fn poll(&self, out: &mut Vec<Completion>, room: usize) -> usize {
-        if self.filled.load(Ordering::SeqCst) == 0 {
+        if self.filled.load(Ordering::SeqCst) == 0 || self.device.is_inherited() {
             return 0;
         }
         let mut queue = lock(&self.queue);

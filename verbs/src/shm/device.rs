@@ -8,6 +8,7 @@ use super::poller::Poller;
 use super::queue_pair::Qp;
 use super::{MAX_CQE, ShmConfig, lock, sys};
 use crate::backend::{CqBackend, DeviceBackend, PdBackend};
+use crate::memory::generation;
 use crate::{Cause, DeviceInfo, Error, MemoryKind, Progress, Result, Token};
 use core::mem;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +31,9 @@ pub(super) struct ShmDevice {
     withdrawn: Mutex<Vec<(Weak<Pd>, u64)>>,
     any_withdrawn: AtomicBool,
     /// Queue pairs with something to do that makes no stream ready.
-    unfinished: Mutex<Vec<Arc<Qp>>>,
+    unfinished: Mutex<Vec<Weak<Qp>>>,
+    /// Of the process that opened it.
+    generation: u64,
 }
 
 #[derive(Debug, Default)]
@@ -56,7 +59,22 @@ impl ShmDevice {
             withdrawn: Mutex::default(),
             any_withdrawn: AtomicBool::new(false),
             unfinished: Mutex::default(),
+            generation: generation(),
         }))
+    }
+
+    /// Whether this process came into being by a fork after the device was opened. Then every call is refused, and
+    /// nothing that belongs to the parent is touched: not even a lock, which a thread of the parent may have held (I13).
+    pub(super) fn is_inherited(&self) -> bool {
+        self.generation != generation()
+    }
+
+    /// The same as an error.
+    pub(super) fn check_process(&self, verb: &'static str) -> Result<()> {
+        if self.is_inherited() {
+            return Err(Error::new(verb, Cause::Unsupported { what: "a handle that came here by fork" }));
+        }
+        Ok(())
     }
 
     pub(super) fn poller(&self) -> &Poller {
@@ -144,7 +162,7 @@ impl ShmDevice {
 
     /// Has a queue pair served by the next progress.
     pub(super) fn come_back(&self, queue_pair: &Arc<Qp>) {
-        lock(&self.unfinished).push(queue_pair.clone());
+        lock(&self.unfinished).push(Arc::downgrade(queue_pair));
         self.poller.raise();
     }
 
@@ -174,7 +192,9 @@ impl ShmDevice {
 
 impl Drop for ShmDevice {
     fn drop(&mut self) {
-        self.engine.close();
+        if !self.is_inherited() {
+            self.engine.close();
+        }
     }
 }
 
@@ -188,10 +208,12 @@ impl DeviceBackend for ShmDevice {
     }
 
     fn alloc_pd(self: Arc<Self>) -> Result<Arc<dyn PdBackend>> {
+        self.check_process("alloc_pd")?;
         Ok(Arc::new(Pd::new(self)))
     }
 
     fn create_cq(self: Arc<Self>, depth: u32) -> Result<Arc<dyn CqBackend>> {
+        self.check_process("create_cq")?;
         if depth == 0 || depth > MAX_CQE {
             let cause = Cause::Limit { what: "max_cqe", have: MAX_CQE.into(), need: depth.into() };
             return Err(Error::new("create_cq", cause));
@@ -204,6 +226,9 @@ impl DeviceBackend for ShmDevice {
     }
 
     fn progress(&self) -> Progress {
+        if self.is_inherited() {
+            return Progress::Idle; // the epoll instance is the parent's, too
+        }
         let ready = self.poller.ready(); // first: what comes after it raises the flag again
         self.withdraw_now();
         if ready.timer {
@@ -211,7 +236,8 @@ impl DeviceBackend for ShmDevice {
                 queue_pair.time_has_come();
             }
         }
-        for queue_pair in mem::take(&mut *lock(&self.unfinished)) {
+        let unfinished = mem::take(&mut *lock(&self.unfinished));
+        for queue_pair in unfinished.iter().filter_map(Weak::upgrade) {
             queue_pair.service();
         }
         for &(number, closed) in &ready.streams {
@@ -225,6 +251,7 @@ impl DeviceBackend for ShmDevice {
     }
 
     fn adopt(&self, stream: OwnedFd, token: Token) -> Result<()> {
+        self.check_process("adopt")?;
         if !sys::is_unix_stream(stream.as_fd()) {
             return Err(Error::new("adopt", Cause::Unsupported { what: "a connection that is not a Unix stream" }));
         }

@@ -98,6 +98,9 @@ impl Drop for Region {
     /// Takes the key back. This can happen anywhere, also under the lock of a queue pair that drops the last request to
     /// hold the region, so telling the peers is left to the next progress.
     fn drop(&mut self) {
+        if self.pd.device.is_inherited() {
+            return;
+        }
         lock(&self.pd.regions).remove(&self.key);
         if self.is_readable() {
             self.pd.device.withdraw_later(&self.pd, self.key);
@@ -107,6 +110,7 @@ impl Drop for Region {
 
 impl PdBackend for Pd {
     fn register(self: Arc<Self>, memory: Memory, access: Access) -> Result<Arc<dyn MrBackend>> {
+        self.device.check_process("reg_mr")?;
         let fail = |cause| Err(Error::new("reg_mr", cause));
         if access.contains(Access::REMOTE_READ) && memory.segment().is_none() {
             return fail(Cause::Unsupported { what: "remote reading of memory that is not a shared segment" });
@@ -148,6 +152,7 @@ impl PdBackend for Pd {
         recv_cq: Arc<dyn CqBackend>,
         capacity: QueuePairCapacity,
     ) -> Result<Arc<dyn QpBackend>> {
+        self.device.check_process("create_qp")?;
         let handle = QpHandle::create(&self, self.own_queue(&*send_cq)?, self.own_queue(&*recv_cq)?, capacity)?;
         lock(&self.queue_pairs).push(Arc::downgrade(handle.queue_pair()));
         Ok(Arc::new(handle))

@@ -501,6 +501,10 @@ impl QpHandle {
 impl Drop for QpHandle {
     fn drop(&mut self) {
         let qp = &self.0;
+        if qp.device().is_inherited() {
+            mem::forget(qp.clone()); // what it holds is the parent's
+            return;
+        }
         self.to_error();
         qp.device().delist(qp.number);
         qp.pd.remove(qp);
@@ -529,10 +533,8 @@ impl QpBackend for QpHandle {
 
     fn connect(&self, remote: &[u8], active: bool) -> Result<()> {
         let qp = &self.0;
+        qp.device().check_process("modify_qp")?;
         let peer = Address::decode(remote)?;
-        if active {
-            qp.device().waits_no_more(qp.number);
-        }
         qp.with(|inner, out| {
             if inner.state != QueuePairState::Reset {
                 let cause = Cause::State { is: inner.state, needs: QueuePairState::Reset };
@@ -548,6 +550,7 @@ impl QpBackend for QpHandle {
             Ok(())
         })?;
         if active {
+            qp.device().waits_no_more(qp.number);
             qp.dial();
         }
         Ok(())
@@ -555,6 +558,7 @@ impl QpBackend for QpHandle {
 
     fn post_send(&self, requests: Vec<WorkRequest>) -> Result<()> {
         let qp = &self.0;
+        qp.device().check_process("post_send")?;
         let mut checked = Vec::with_capacity(requests.len());
         for request in requests {
             checked.push(requester::check(&qp.pd, request)?);
@@ -581,11 +585,15 @@ impl QpBackend for QpHandle {
 
     fn post_recv(&self, request: ReceiveRequest) -> Result<()> {
         let qp = &self.0;
+        qp.device().check_process("post_recv")?;
         responder::check(&qp.pd, &request)?;
         qp.with(|inner, out| inner.post_receive(qp, request, out))
     }
 
     fn to_error(&self) {
+        if self.0.device().is_inherited() {
+            return; // it would end the parent's connection
+        }
         self.0.with(|inner, out| inner.fail(&self.0, None, out));
     }
 
@@ -595,6 +603,7 @@ impl QpBackend for QpHandle {
     }
 
     fn map(&self, remote: RemoteSlice) -> Result<Arc<dyn ViewBackend>> {
+        self.0.device().check_process("map")?;
         let find = || {
             let inner = lock(&self.0.inner);
             inner.keys.get(&remote.rkey).map(|region| (region.segment.clone(), region.len))

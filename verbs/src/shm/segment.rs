@@ -3,8 +3,9 @@
 
 use super::{lock, sys};
 use crate::backend::ViewBackend;
-use crate::memory::{Mapping, SEALS, page_size};
+use crate::memory::{Mapping, SEALS, generation, page_size};
 use crate::{Cause, Error};
+use core::mem::ManuallyDrop;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +20,18 @@ const HUGE_ALIGN: usize = 2 << 20;
 /// are gone.
 #[derive(Debug)]
 pub(super) struct Segment {
-    map: Mapping,
+    map: ManuallyDrop<Mapping>,
+    /// Of the process that has it mapped; its children don't.
+    generation: u64,
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        if self.is_mapped() {
+            // SAFETY: the field is not used after this.
+            unsafe { ManuallyDrop::drop(&mut self.map) }
+        }
+    }
 }
 
 /// The segments that this process has mapped, by device and inode of the file: many queue pairs of one process to
@@ -29,7 +41,8 @@ fn mapped() -> &'static Mutex<Mapped> {
     MAPPED.get_or_init(Mutex::default)
 }
 
-type Mapped = HashMap<(u64, u64), Weak<Segment>>;
+/// Device, inode, and the generation of the process, since a child inherits the table and not the mappings.
+type Mapped = HashMap<(u64, u64, u64), Weak<Segment>>;
 
 /// Why a descriptor that a peer sent is not used.
 fn refused(what: &'static str) -> Error {
@@ -61,8 +74,10 @@ impl Segment {
             return Err(refused("segment is not populated"));
         }
         // The lock is held while mapping, so that no two threads map the same segment; mapping takes microseconds.
+        let generation = generation();
+        let name = (facts.dev(), facts.ino(), generation);
         let mut table = lock(mapped());
-        if let Some(segment) = table.get(&(facts.dev(), facts.ino())).and_then(Weak::upgrade)
+        if let Some(segment) = table.get(&name).and_then(Weak::upgrade)
             && segment.map.len() == size
         {
             return Ok((segment, false));
@@ -74,10 +89,14 @@ impl Segment {
             Mapping::read_only(file.as_fd(), size, align).map_err(|e| Error::from_io("map_segment", "mmap", &e))?;
         // A child of ours must not keep a peer's memory mapped (I13).
         map.advise(libc::MADV_DONTFORK).map_err(|e| Error::from_io("map_segment", "madvise(MADV_DONTFORK)", &e))?;
-        let segment = Arc::new(Self { map });
+        let segment = Arc::new(Self { map: ManuallyDrop::new(map), generation });
         table.retain(|_, segment| segment.strong_count() > 0);
-        table.insert((facts.dev(), facts.ino()), Arc::downgrade(&segment));
+        table.insert(name, Arc::downgrade(&segment));
         Ok((segment, true))
+    }
+
+    fn is_mapped(&self) -> bool {
+        self.generation == generation()
     }
 
     /// Length in bytes.
@@ -115,8 +134,9 @@ impl View {
 }
 
 impl ViewBackend for View {
+    /// Nothing in a forked child, so that it can't read where nothing is mapped (I13).
     fn len(&self) -> u64 {
-        self.len
+        if self.segment.is_mapped() { self.len } else { 0 }
     }
 
     fn as_ptr(&self) -> *const u8 {

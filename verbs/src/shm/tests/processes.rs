@@ -236,12 +236,12 @@ fn nothing_is_left() {
     }
     let cycle = || {
         let (a, b) = (End::new(), End::new());
-        let source = a.region(4 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE, 1);
-        let target = b.region(4 << 20, Access::LOCAL_WRITE | Access::REMOTE_READ, 2);
+        let source = a.region(2 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE, 1);
+        let target = b.region(2 << 20, Access::LOCAL_WRITE | Access::REMOTE_READ, 2);
         let (qa, qb) = connect(&a, &b);
-        let remote = source.remote(0, 4 << 20).unwrap();
+        let remote = source.remote(0, 2 << 20).unwrap();
         let both =
-            [Opcode::Read, Opcode::Write].map(|op| request(1, op, vec![slice(&target, 0, 4 << 20)], Some(remote)));
+            [Opcode::Read, Opcode::Write].map(|op| request(1, op, vec![slice(&target, 0, 2 << 20)], Some(remote)));
         post(&qb, both.into()).unwrap();
         wait_for(&[&a, &b], &b, 2);
         let _view = qb.map(remote).unwrap();
@@ -295,16 +295,17 @@ fn forked() {
     let (a, b) = (End::new(), End::new());
     let source = a.region(1 << 20, Access::REMOTE_READ, 1);
     let target = b.region(1 << 20, Access::LOCAL_WRITE, 2);
-    let (_qa, qb) = connect(&a, &b);
+    let (qa, qb) = connect(&a, &b);
     let remote = source.remote(0, 1 << 20).unwrap();
     let mut view = None;
     drive(&[&a, &b], || {
         view = qb.map(remote).ok();
         view.is_some()
     });
-    let address = view.unwrap().as_ptr();
+    let view = view.unwrap();
+    let address = view.as_ptr();
     let own = source.memory().address();
-    // SAFETY: the child makes only async-signal-safe calls and leaves by _exit.
+    // SAFETY: no other thread of this process holds a lock of the allocator now; the child leaves by _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let mut resident = 0u8;
@@ -312,8 +313,15 @@ fn forked() {
         let rc = unsafe { libc::mincore(address.cast_mut().cast(), 4096, &mut resident) };
         // SAFETY: the source's memory is inherited, and shared.
         unsafe { own.write_volatile(0x5a) };
+        // The handles are refused, and their end does nothing to the parent.
+        let inherited = post(&qb, vec![]).is_err()
+            && view.is_empty()
+            && b.pd.register(source.memory().clone(), Access::REMOTE_READ).is_err()
+            && b.device.progress() == crate::Progress::Idle;
+        qb.to_error();
+        drop((view, qb, qa, source, target, a, b));
         // SAFETY: no precondition.
-        unsafe { libc::_exit(if rc < 0 { 0 } else { 1 }) };
+        unsafe { libc::_exit(if rc < 0 && inherited { 0 } else { 1 }) };
     }
     // The parent writes, too: both see one memory, and so does the peer.
     source.memory().write(1, &[0x5b]).unwrap();
@@ -324,6 +332,7 @@ fn forked() {
     post(&qb, vec![request(1, Opcode::Read, vec![slice(&target, 0, 1 << 20)], Some(remote))]).unwrap();
     wait_for(&[&a, &b], &b, 1);
     assert_eq!(bytes_of(&target, 0, 2), [0x5a, 0x5b]);
+    assert_eq!(qb.state(), QueuePairState::ReadyToSend);
     tell("whole");
 }
 

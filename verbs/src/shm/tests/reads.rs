@@ -379,3 +379,21 @@ fn the_helper_alone_finishes_a_read_and_wakes() {
     assert!(is_readable(&b));
     assert!(bytes_of(&target, 0, len) == pattern(len, 1));
 }
+
+/// With huge pages where the machine has them free, else without: the segment's checks and mapping hold for both.
+#[test]
+fn huge_pages_are_shared_like_others() {
+    let (a, b) = (End::new(), End::new());
+    let memory = |end: &End, access| {
+        let memory = crate::Memory::shared(3 << 20, crate::memory::HugePages::Try).unwrap();
+        end.pd.register(memory, access).unwrap()
+    };
+    let (source, target) = (memory(&a, Access::REMOTE_READ), memory(&b, Access::LOCAL_WRITE));
+    source.memory().write(0, &pattern(source.len(), 1)).unwrap();
+    let (_qa, qb) = connect(&a, &b);
+    let remote = source.remote(0, source.len()).unwrap();
+    post(&qb, vec![request(1, Opcode::Read, vec![slice(&target, 0, source.len())], Some(remote))]).unwrap();
+    assert_eq!(wait_for(&[&a, &b], &b, 1)[0].status, CompletionStatus::Success);
+    assert!(bytes_of(&target, 0, target.len()) == pattern(source.len(), 1));
+    println!("pages of {} bytes", source.memory().page_size());
+}
