@@ -115,7 +115,11 @@ impl RowPlan {
     pub(crate) fn effort(&self, args: &BenchArgs) -> Effort {
         let large = self.size >= LARGE;
         Effort {
-            warmup: args.warmup.unwrap_or(if large { 2 } else { 64 }),
+            warmup: args.warmup.unwrap_or(match (large, self.mode) {
+                (true, Mode::Serialized) => 1,
+                (true, _) => 2,
+                (false, _) => 64,
+            }),
             count: args.count,
             at_least: if self.mode == Mode::Serialized { 3 } else { 5 },
             budget: Duration::from_millis(if large { 2000 } else { 700 }),

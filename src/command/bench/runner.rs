@@ -383,3 +383,53 @@ fn path_of(measured: &Measured) -> Result<String, Failure> {
 fn producer(failure: Failure) -> Failure {
     failure.within("producer")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::GetStamps;
+    use super::*;
+
+    fn gets(path: &str, stamps: &[(u64, u64)]) -> Gets {
+        let stamps = stamps.iter().map(|&(called, end)| GetStamps { called, returned: end - 1, end }).collect();
+        let journey = Journey { path: path.into(), reason: "a test".into(), rails: 1, retries: 0, fallback_bytes: 0 };
+        Gets { stamps, cpu: 0.0, journeys: vec![journey] }
+    }
+
+    const PUTS: [PutStamps; 2] =
+        [PutStamps { begin: 100, called: 110, returned: 115 }, PutStamps { begin: 200, called: 210, returned: 215 }];
+
+    #[test]
+    fn an_operation_lasts_from_the_put_to_the_last_get() {
+        let mut measured = Measured::default();
+        let both = [gets("tcp", &[(10, 150), (151, 260)]), gets("tcp", &[(20, 170), (171, 240)])];
+        measured.add(Clock::One, &PUTS, &both).unwrap();
+        assert_eq!(measured.times, [70, 60]);
+        assert_eq!(measured.puts, [5, 5]);
+        // A get counts from the put that it waits for.
+        assert_eq!(measured.gets, [149 - 110, 169 - 110, 259 - 210, 239 - 210]);
+        assert_eq!(measured.wall, 260 - 100);
+    }
+
+    #[test]
+    fn the_consumers_clock_counts_from_its_request() {
+        let mut measured = Measured::default();
+        measured.add(Clock::Consumer, &PUTS, &[gets("tcp", &[(5_000, 5_070), (5_080, 5_180)])]).unwrap();
+        assert_eq!(measured.times, [70, 100]);
+        assert_eq!(measured.gets, [69, 99]);
+        assert_eq!(measured.wall, 180);
+    }
+
+    #[test]
+    fn mixed_paths_are_an_error() {
+        let mut measured = Measured::default();
+        measured.add(Clock::One, &PUTS, &[gets("tcp", &[(10, 150), (151, 260)])]).unwrap();
+        assert_eq!(path_of(&measured), Ok("tcp".into()));
+        measured.add(Clock::One, &PUTS, &[gets("shm", &[(10, 150), (151, 260)])]).unwrap();
+        assert!(path_of(&measured).unwrap_err().to_string().contains("mixed paths"));
+    }
+
+    #[test]
+    fn fewer_gets_than_puts_are_an_error() {
+        assert!(Measured::default().add(Clock::One, &PUTS, &[gets("tcp", &[(10, 150)])]).is_err());
+    }
+}
