@@ -45,11 +45,6 @@ impl Word {
     }
 
     #[inline]
-    pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
-        self.0.fetch_sub(value, order)
-    }
-
-    #[inline]
     pub(crate) fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_and(value, order)
     }
@@ -57,6 +52,37 @@ impl Word {
     #[inline]
     pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_max(value, order)
+    }
+
+    /// A hint: any value is legal, so that nothing depends on its order.
+    #[inline]
+    pub(crate) fn hint(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn set_hint(&self, value: u64) {
+        self.0.store(value, Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn hint_or(&self, value: u64) {
+        self.0.fetch_or(value, Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn hint_and(&self, value: u64) {
+        self.0.fetch_and(value, Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn hint_add(&self, value: u64) -> u64 {
+        self.0.fetch_add(value, Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn hint_max(&self, value: u64) {
+        self.0.fetch_max(value, Relaxed);
     }
 
     /// Sets a word up before it is shared. Storage fresh from the kernel is zero already, and a word that is right is
@@ -80,4 +106,14 @@ impl Word {
             }
         }
     }
+}
+
+/// A number below `count` that is mostly the same within a thread and mostly another in another: from where the thread's
+/// stack lies, since there is nothing else to know threads by here.
+#[inline]
+pub(crate) fn stripe(count: usize) -> usize {
+    let here = 0u8;
+    let address = &raw const here as usize as u64;
+    // Stacks are a mebibyte apart or more; within one, calls are rarely that deep. Fibonacci hashing of the rest.
+    ((address >> 20).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % count
 }

@@ -1,5 +1,6 @@
 //! How a region is divided, and how much storage its metadata needs.
 
+use super::shape::Shape;
 use core::fmt;
 
 /// Smallest granule in bytes: one cache line.
@@ -56,11 +57,10 @@ impl PoolLayout {
         len.div_ceil(1 << self.granule_bits)
     }
 
-    /// Words of storage that a pool of this layout needs: one for each granule, one bit for each granule, and a few.
+    /// Words of storage that a pool of this layout needs: a little more than one for each granule.
     #[must_use]
     pub const fn words(&self) -> usize {
-        let granules = self.granules() as usize;
-        super::HEADER + granules.div_ceil(64) + granules
+        Shape::new(self).words
     }
 
     pub(crate) const fn granule_bits(&self) -> u32 {

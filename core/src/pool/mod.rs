@@ -30,11 +30,14 @@
 //! # Ok::<(), Box<dyn core::error::Error>>(())
 //! ```
 
-mod bitmap;
+mod counters;
 mod error;
 mod extent;
+mod hints;
 mod layout;
 mod record;
+mod shape;
+mod tree;
 
 #[cfg(test)]
 mod model;
@@ -46,18 +49,12 @@ pub use extent::Extent;
 pub use layout::{LayoutError, MAX_GRANULE, MAX_REGION, MIN_GRANULE, PoolLayout};
 
 use crate::sync::{Ordering, Word};
-use bitmap::{Bitmap, Run};
 use core::sync::atomic::AtomicU32;
+use counters::Counters;
+use hints::{Hints, all_fit, bin_of};
 use record::{Kind, Record, Records};
-
-/// Words before the bitmap: the counters, each on a cache line of its own.
-const HEADER: usize = 24;
-/// Granules free. Raised before granules become free, lowered after they are taken: never too low.
-const FREE: usize = 0;
-/// Moved after granules became free: by every release, and by every claim that was undone.
-const EPOCH: usize = 8;
-/// The most granules ever taken.
-const HIGH_WATER: usize = 16;
+use shape::{STRIPE, STRIPES, Shape};
+use tree::{Disturbed, Run, Tree};
 
 /// Pools made by this process; the next one's id.
 static POOLS: AtomicU32 = AtomicU32::new(1);
@@ -67,6 +64,7 @@ static POOLS: AtomicU32 = AtomicU32::new(1);
 pub struct BufferPool<S> {
     storage: S,
     layout: PoolLayout,
+    shape: Shape,
     id: u32,
 }
 
@@ -80,12 +78,13 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
         if have < need {
             return Err(StorageTooSmall { need, have });
         }
-        let pool = Self { storage, layout, id: POOLS.fetch_add(1, Ordering::Relaxed) };
-        pool.bitmap().set_up();
+        let shape = Shape::new(&layout);
+        let pool = Self { storage, layout, shape, id: POOLS.fetch_add(1, Ordering::Relaxed) };
+        pool.counters().set_up();
+        pool.tree().set_up();
         pool.records().set_up();
-        pool.counter(FREE).set_up(layout.granules());
-        pool.counter(EPOCH).set_up(0);
-        pool.counter(HIGH_WATER).set_up(0);
+        pool.hints().set_up();
+        pool.hints().set(layout.granules(), 0);
         Ok(pool)
     }
 
@@ -113,12 +112,10 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
             let need = granules.saturating_mul(self.layout.granule());
             return Err(AllocError::TooLarge { need, capacity: self.layout.region_len() });
         }
-        self.first_fit(granules, align).map(|first| self.enter(first, granules, len)).ok_or_else(|| {
-            AllocError::NoSpace {
-                need: granules << self.layout.granule_bits(),
-                free: self.free_granules() << self.layout.granule_bits(),
-                largest_free_run: self.largest_free_run() << self.layout.granule_bits(),
-            }
+        self.fit(granules, align).map(|first| self.enter(first, granules, len)).ok_or_else(|| AllocError::NoSpace {
+            need: granules << self.layout.granule_bits(),
+            free: self.free_granules() << self.layout.granule_bits(),
+            largest_free_run: self.largest_free_run() << self.layout.granule_bits(),
         })
     }
 
@@ -140,7 +137,7 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
         let mut used = 0;
         while left > 0 && used < pieces.len() {
             let want = self.layout.granules_for(left);
-            let found = match self.first_fit(want, align_granules) {
+            let found = match self.fit(want, align_granules) {
                 Some(first) => Some((first, left)),
                 None => {
                     // The longest run there is, in whole multiples of the alignment.
@@ -150,7 +147,7 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
                         break;
                     }
                     let bytes = left.min(most << bits);
-                    self.first_fit(most, align_granules).map(|first| (first, bytes))
+                    self.fit(most, align_granules).map(|first| (first, bytes))
                 }
             };
             // None: another thread has taken the run that was seen. Look again.
@@ -189,10 +186,16 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
         }
         let start = offset >> self.layout.granule_bits();
         let granules = self.layout.granules_for(len);
-        match self.claim(Run { start, end: start + granules }) {
-            Ok(()) => Ok(self.enter(start, granules, len)),
-            Err(granule) => Err(ReserveError::Taken { offset: granule << self.layout.granule_bits() }),
+        let run = Run { start, end: start + granules };
+        while !self.claim(run) {
+            // Something in it was taken: if it still is, that is the answer.
+            let taken = if self.tree().is_granule_free(start) { self.tree().next_taken(start) } else { start };
+            if taken < run.end {
+                return Err(ReserveError::Taken { offset: taken << self.layout.granule_bits() });
+            }
         }
+        self.note_free_around(run);
+        Ok(self.enter(start, granules, len))
     }
 
     /// Gives an extent back. Its handle, and every copy of it, is dead from then on.
@@ -248,10 +251,10 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
         Live { pool: self, at: 0 }
     }
 
-    /// Granules that are free, at about the time of the call. One load.
+    /// Granules that are free: exact if nothing changes meanwhile. A few loads.
     #[must_use]
     pub fn free_granules(&self) -> u64 {
-        self.counter(FREE).load(Ordering::Relaxed).min(self.layout.granules())
+        self.layout.granules() - self.counters().taken()
     }
 
     /// Granules in the longest free run: exact if nothing changes meanwhile, an estimate otherwise.
@@ -260,10 +263,11 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
         self.largest_aligned(1)
     }
 
-    /// The most granules that were ever taken at once.
+    /// The most granules that were ever taken at once: exact for what one thread did, and low at most by what others
+    /// took at that very time.
     #[must_use]
     pub fn high_water_mark(&self) -> u64 {
-        self.counter(HIGH_WATER).load(Ordering::Relaxed)
+        self.counters().high_water.hint()
     }
 
     /// The share of the free granules that is outside the longest free run: 0 if all are in one run or none is free.
@@ -287,66 +291,178 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
         Ok((self.layout.granules_for(len), (align >> self.layout.granule_bits()).max(1)))
     }
 
-    /// Claims the first run of `granules` that begins at a multiple of `align` granules.
-    fn first_fit(&self, granules: u64, align: u64) -> Option<u64> {
-        let bitmap = self.bitmap();
+    /// Claims `granules` that begin at a multiple of `align`, where they fit well.
+    fn fit(&self, granules: u64, align: u64) -> Option<u64> {
         loop {
-            let epoch = self.counter(EPOCH).load(Ordering::Acquire);
+            if let Some(first) = self.fit_by_hints(granules, align) {
+                return Some(first);
+            }
+            let moves = self.counters().moves();
             let mut contended = false;
             let mut at = 0;
-            while let Some(run) = bitmap.next_run(at) {
-                let start = run.start.next_multiple_of(align);
-                if start + granules <= run.end {
-                    if self.claim(Run { start, end: start + granules }).is_ok() {
-                        return Some(start);
+            while let Some(run) = self.tree().next_run(at) {
+                if let Some(place) = place_in(run, granules, align) {
+                    if self.claim_in(run, place) {
+                        return Some(place.start);
                     }
-                    contended = true; // look at the rest of this run again, as it is now
-                    at = bitmap.next_taken(start).max(run.start + 1);
-                } else {
-                    at = run.end;
+                    contended = true;
                 }
+                at = run.end;
             }
-            // Bits only became set while the epoch stood still, but for those of calls that are not finished: at this
-            // moment no run was free.
-            if !contended && self.counter(EPOCH).load(Ordering::Acquire) == epoch {
+            // What was seen taken was taken at that time, and nothing became free since, but for what calls have in
+            // hand that are not finished: at this moment no run was free.
+            if !contended && self.counters().moves() == moves {
                 return None;
             }
         }
     }
 
+    /// As [`fit`](Self::fit), in a run that a hint leads to; `None` if none of them does, which proves nothing.
+    #[inline]
+    fn fit_by_hints(&self, granules: u64, align: u64) -> Option<u64> {
+        let hints = self.hints();
+        let mut bin = bin_of(granules);
+        // Runs found that were of their bin, but too short or not aligned; and claims lost to others.
+        let mut misses = 0;
+        while let Some(found) = hints.next_bin(bin) {
+            bin = found;
+            let mut from = 0;
+            while let Some(index) = hints.next_place(bin, from) {
+                match self.best_in(index, granules, align) {
+                    Some((run, place)) => {
+                        if self.claim_in(run, place) {
+                            return Some(place.start);
+                        }
+                        misses += 1;
+                    }
+                    None => {
+                        from = index + 1;
+                        if align == 1 && all_fit(bin, granules) {
+                            hints.clear(bin, index);
+                        } else {
+                            misses += 1;
+                        }
+                    }
+                }
+                if misses > MISSES {
+                    return None;
+                }
+            }
+            bin += 1;
+        }
+        None
+    }
+
+    /// The shortest free run that begins in word `index` of the tree and holds what is asked for, and where in it.
+    #[inline]
+    fn best_in(&self, index: u64, granules: u64, align: u64) -> Option<(Run, Run)> {
+        let tree = self.tree();
+        let mut free = tree.free_in(index);
+        let first = index * 64;
+        if free & 1 == 1 && first > 0 && tree.is_granule_free(first - 1) {
+            free &= free.wrapping_add(1); // this run began before
+        }
+        let mut best: Option<(Run, Run)> = None;
+        while free != 0 {
+            let low = u64::from(free.trailing_zeros());
+            let above = free.wrapping_add(1 << low);
+            let start = first + low;
+            let end = if above == 0 {
+                tree.next_taken(start).max(start + 1)
+            } else {
+                first + u64::from(above.trailing_zeros())
+            };
+            free &= above;
+            let run = Run { start, end };
+            if best.is_none_or(|(best, _)| run.len() < best.len()) {
+                if let Some(place) = place_in(run, granules, align) {
+                    best = Some((run, place));
+                }
+            }
+        }
+        best
+    }
+
+    /// Claims `place` in `run` and keeps the hints.
+    #[inline]
+    fn claim_in(&self, run: Run, place: Run) -> bool {
+        if !self.claim(place) {
+            return false;
+        }
+        let hints = self.hints();
+        let head = place.start - run.start;
+        let (old, new) = (bin_of(run.len()), bin_of(head));
+        if old != new || head == 0 {
+            self.forget(run);
+            if head > 0 {
+                hints.set(head, run.start / 64);
+            }
+        }
+        if place.end < run.end {
+            hints.set(run.end - place.end, place.end / 64);
+        }
+        true
+    }
+
+    /// The hint to this run is stale. Others may begin in the same word, if they are short: their hint stays, and is
+    /// cleared by who follows it and finds none.
+    #[inline]
+    fn forget(&self, run: Run) {
+        if run.len() >= 64 {
+            self.hints().clear(bin_of(run.len()), run.start / 64);
+        }
+    }
+
+    /// Notes what is free at both sides of a run.
+    fn note_free_around(&self, run: Run) {
+        let start = self.tree().run_start(run.start);
+        if start < run.start {
+            self.hints().set(run.start - start, start / 64);
+        }
+        let end = if run.end < self.layout.granules() { self.tree().next_taken(run.end) } else { run.end };
+        if end > run.end {
+            self.hints().set(end - run.end, run.end / 64);
+        }
+    }
+
     /// Granules in the longest part of a free run that begins at a multiple of `align` granules.
     fn largest_aligned(&self, align: u64) -> u64 {
-        let bitmap = self.bitmap();
+        let tree = self.tree();
         let mut largest = 0;
         let mut at = 0;
-        while let Some(run) = bitmap.next_run(at) {
+        while let Some(run) = tree.next_run(at) {
             largest = largest.max(run.end.saturating_sub(run.start.next_multiple_of(align)));
             at = run.end;
         }
         largest
     }
 
-    fn claim(&self, run: Run) -> Result<(), u64> {
-        let claimed = self.bitmap().claim(run);
-        match claimed {
-            Ok(()) => {
-                let free = self.counter(FREE).fetch_sub(run.len(), Ordering::Relaxed) - run.len();
-                let taken = self.layout.granules() - free.min(self.layout.granules());
-                if taken > self.high_water_mark() {
-                    self.counter(HIGH_WATER).fetch_max(taken, Ordering::Relaxed);
-                }
-            }
-            Err(_) => {
-                self.counter(EPOCH).fetch_add(1, Ordering::AcqRel);
-            }
+    #[inline]
+    fn claim(&self, run: Run) -> bool {
+        let mut disturbed = Disturbed(false);
+        let claimed = self.tree().claim(run, &mut disturbed);
+        if claimed {
+            self.counters().take(run.len(), disturbed.0);
+        } else if disturbed.0 {
+            self.counters().disturb();
         }
         claimed
     }
 
+    #[inline]
     fn free(&self, run: Run) {
-        self.counter(FREE).fetch_add(run.len(), Ordering::Relaxed);
-        self.bitmap().free(run);
-        self.counter(EPOCH).fetch_add(1, Ordering::AcqRel);
+        let tree = self.tree();
+        tree.release(run);
+        self.counters().release(run.len());
+        let start = tree.run_start(run.start);
+        let end = tree.next_taken(run.end);
+        if start < run.start {
+            self.forget(Run { start, end: run.start });
+        }
+        if end > run.end {
+            self.forget(Run { start: run.end, end });
+        }
+        self.hints().set(end - start, start / 64);
     }
 
     fn enter(&self, first: u64, granules: u64, len: u64) -> Extent {
@@ -388,23 +504,44 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
         }
     }
 
-    fn counter(&self, index: usize) -> &Word {
-        // `new` has seen that the storage has the header; a storage whose `as_ref` changes its mind panics here.
-        &self.storage.as_ref()[index]
-    }
+    // `new` has seen that the storage is long enough; a storage whose `as_ref` changes its mind panics in these.
 
-    fn bitmap(&self) -> Bitmap<'_> {
-        let granules = self.layout.granules();
+    #[inline]
+    fn counters(&self) -> Counters<'_> {
         let words = self.storage.as_ref();
-        Bitmap::new(&words[HEADER..HEADER + granules.div_ceil(64) as usize], granules)
+        let stripes = &words[STRIPE..STRIPE + STRIPE * STRIPES];
+        Counters { high_water: &words[0], stripes, granules: self.layout.granules() }
     }
 
+    #[inline]
+    fn tree(&self) -> Tree<'_> {
+        let shape = &self.shape;
+        Tree { words: &self.storage.as_ref()[shape.tree_first..shape.records_first], levels: &shape.tree }
+    }
+
+    #[inline]
     fn records(&self) -> Records<'_> {
-        let granules = self.layout.granules() as usize;
-        let first = HEADER + granules.div_ceil(64);
-        Records(&self.storage.as_ref()[first..first + granules])
+        Records(&self.storage.as_ref()[self.shape.records_first..self.shape.hints_first])
+    }
+
+    #[inline]
+    fn hints(&self) -> Hints<'_> {
+        let (words, shape) = (self.storage.as_ref(), &self.shape);
+        let hints = &words[shape.hints_first..shape.words];
+        Hints { groups: &words[8], words: hints, levels: &shape.hints, bins: shape.bins }
     }
 }
+
+/// Where in a run `granules` are to lie that begin at a multiple of `align`: at its end, so that what is left of the run
+/// begins where it did.
+#[inline]
+fn place_in(run: Run, granules: u64, align: u64) -> Option<Run> {
+    let start = run.end.checked_sub(granules)? & !(align - 1);
+    (start >= run.start).then_some(Run { start, end: start + granules })
+}
+
+/// How many runs a search by hints may find that are too short or taken by others, before it reads the tree.
+const MISSES: u32 = 32;
 
 /// Iterator over the live extents of a pool, see [`BufferPool::live`].
 #[derive(Debug)]
@@ -419,7 +556,7 @@ impl<S: AsRef<[Word]>> Iterator for Live<'_, S> {
     fn next(&mut self) -> Option<Extent> {
         let layout = self.pool.layout;
         loop {
-            let first = self.pool.bitmap().next_taken(self.at);
+            let first = self.pool.tree().next_taken(self.at);
             if first >= layout.granules() {
                 return None;
             }
