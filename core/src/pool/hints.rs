@@ -32,17 +32,11 @@ pub(super) const fn bins_for(granules: u64) -> usize {
 
 /// The shortest run that is in this bin.
 #[inline]
-const fn shortest(bin: usize) -> u64 {
+pub(super) const fn shortest(bin: usize) -> u64 {
     if bin < 1 << SUB {
         return bin as u64;
     }
     (1 << SUB | bin as u64 & ((1 << SUB) - 1)) << ((bin >> SUB) - 1)
-}
-
-/// Whether every run in the bin has at least this many granules.
-#[inline]
-pub(super) const fn all_fit(bin: usize, granules: u64) -> bool {
-    shortest(bin) >= granules
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -51,7 +51,7 @@ pub use layout::{LayoutError, MAX_GRANULE, MAX_REGION, MIN_GRANULE, PoolLayout};
 use crate::sync::{Ordering, Word};
 use core::sync::atomic::AtomicU32;
 use counters::Counters;
-use hints::{Hints, all_fit, bin_of};
+use hints::{Hints, bin_of, shortest};
 use record::{Kind, Record, Records};
 use shape::{STRIPE, STRIPES, Shape};
 use tree::{Disturbed, Run, Tree};
@@ -328,7 +328,13 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
             bin = found;
             let mut from = 0;
             while let Some(index) = hints.next_place(bin, from) {
-                match self.best_in(index, granules, align) {
+                let found = if align == 1 {
+                    let run = self.one_in(index, granules.max(shortest(bin)));
+                    run.and_then(|run| Some((run, place_in(run, granules, 1)?)))
+                } else {
+                    self.best_in(index, granules, align)
+                };
+                match found {
                     Some((run, place)) => {
                         if self.claim_in(run, place) {
                             return Some(place.start);
@@ -337,7 +343,7 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
                     }
                     None => {
                         from = index + 1;
-                        if align == 1 && all_fit(bin, granules) {
+                        if align == 1 && shortest(bin) >= granules {
                             hints.clear(bin, index);
                         } else {
                             misses += 1;
@@ -351,6 +357,30 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
             bin += 1;
         }
         None
+    }
+
+    /// A run of at least `least` granules that begins in word `index` of the tree: the lowest that ends in it, or the one
+    /// that goes on beyond it.
+    #[inline]
+    fn one_in(&self, index: u64, least: u64) -> Option<Run> {
+        let tree = self.tree();
+        let free = tree.free_in(index);
+        let first = index * 64;
+        let (start, end) = match lowest(free, least) {
+            Some(start) if start + u64::from((!(free >> start)).trailing_zeros()) < 64 => {
+                (start, first + start + u64::from((!(free >> start)).trailing_zeros()))
+            }
+            _ => {
+                let beyond = u64::from(free.leading_ones());
+                if beyond == 0 {
+                    return None;
+                }
+                (64 - beyond, tree.next_taken(first + 63).max(first + 64))
+            }
+        };
+        let run = Run { start: first + start, end };
+        let began_before = start == 0 && first > 0 && tree.is_granule_free(first - 1);
+        (run.len() >= least && !began_before).then_some(run)
     }
 
     /// The shortest free run that begins in word `index` of the tree and holds what is asked for, and where in it.
@@ -538,6 +568,24 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
 fn place_in(run: Run, granules: u64, align: u64) -> Option<Run> {
     let start = run.end.checked_sub(granules)? & !(align - 1);
     (start >= run.start).then_some(Run { start, end: start + granules })
+}
+
+/// The lowest bit that begins a run of at least `least` set bits, all within the word.
+#[inline]
+fn lowest(bits: u64, least: u64) -> Option<u64> {
+    if least > 64 {
+        return None;
+    }
+    // Bits that begin `have` set ones, in steps that double.
+    let (mut begins, mut have) = (bits, 1);
+    while have < least {
+        let step = have.min(least - have);
+        begins &= begins >> step;
+        have += step;
+    }
+    // Of each run its first: those that begin more than enough have no set bit below.
+    let begins = begins & !(bits << 1);
+    (begins != 0).then(|| u64::from(begins.trailing_zeros()))
 }
 
 /// How many runs a search by hints may find that are too short or taken by others, before it reads the tree.

@@ -93,6 +93,7 @@ impl Tree<'_> {
         if bits == ALL && !self.is_top(level) && self.is_free(level + 1, index) { ALL } else { !bits }
     }
 
+    #[inline(never)]
     fn is_free(self, level: usize, bit: u64) -> bool {
         self.free_bits(level, bit / 64) >> (bit % 64) & 1 == 1
     }
@@ -103,16 +104,25 @@ impl Tree<'_> {
         self.free_bits(0, index)
     }
 
+    #[inline]
     pub(super) fn is_granule_free(self, granule: u64) -> bool {
-        self.is_free(0, granule)
+        let bits = self.word(0, granule / 64).load(Ordering::Acquire);
+        if bits == ALL { self.is_free(0, granule) } else { bits >> (granule % 64) & 1 == 0 }
     }
 
     /// The first granule from `from` on that is taken; the region's end if none.
     #[inline]
     pub(super) fn next_taken(self, from: u64) -> u64 {
+        if from < self.levels.bits[0] {
+            let bits = self.word(0, from / 64).load(Ordering::Acquire) >> (from % 64);
+            if bits != 0 && bits != ALL >> (from % 64) {
+                return from + u64::from(bits.trailing_zeros());
+            }
+        }
         self.next_taken_at(0, from)
     }
 
+    #[inline(never)]
     fn next_taken_at(self, level: usize, from: u64) -> u64 {
         let bits = self.levels.bits[level];
         if from >= bits {
@@ -140,9 +150,17 @@ impl Tree<'_> {
     /// The first granule of the free run that ends at `to`: `to` itself if the granule before it is taken.
     #[inline]
     pub(super) fn run_start(self, to: u64) -> u64 {
+        if to % 64 > 0 {
+            let bits = self.word(0, to / 64).load(Ordering::Acquire);
+            let below = bits << (64 - to % 64);
+            if below != 0 && bits != ALL {
+                return to - u64::from(below.leading_zeros());
+            }
+        }
         self.run_start_at(0, to)
     }
 
+    #[inline(never)]
     fn run_start_at(self, level: usize, to: u64) -> u64 {
         if to == 0 {
             return 0;
@@ -182,12 +200,22 @@ impl Tree<'_> {
     }
 
     /// Takes the whole run, or nothing: because some of it is taken, or was for a moment.
+    #[inline]
     pub(super) fn claim(self, run: Run, disturbed: &mut Disturbed) -> bool {
+        // The short way: within one word that is open.
+        if run.start / 64 == (run.end - 1) / 64 {
+            let (word, mask) = (self.word(0, run.start / 64), mask(run.start % 64, (run.end - 1) % 64 + 1));
+            let bits = word.load(Ordering::Acquire);
+            if bits & mask == 0 && word.compare_exchange(bits, bits | mask, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                return true;
+            }
+        }
         self.claim_at(0, run, disturbed)
     }
 
     /// Takes all bits of the run at this level, or none.
-    #[inline]
+    #[inline(never)]
     fn claim_at(self, level: usize, run: Run, disturbed: &mut Disturbed) -> bool {
         let ends = Ends::of(run);
         if self.is_top(level) {
@@ -274,11 +302,12 @@ impl Tree<'_> {
     }
 
     /// Gives back a run that the caller has.
+    #[inline]
     pub(super) fn release(self, run: Run) {
         self.release_at(0, run);
     }
 
-    #[inline]
+    #[inline(never)]
     fn release_at(self, level: usize, run: Run) {
         let ends = Ends::of(run);
         if self.is_top(level) {
