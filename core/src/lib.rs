@@ -29,13 +29,15 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
+#[cfg(any(test, towline_loom))]
 extern crate std;
 
 pub mod credits;
 pub mod lease;
 pub mod pool;
 pub mod split;
+#[cfg(test)]
+mod stopped;
 mod sync;
 mod table;
 pub mod transfer;

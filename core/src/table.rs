@@ -3,10 +3,14 @@
 //! The free list is a stack of slot numbers. Its head carries a tag that every change moves, so that a pop that slept
 //! through other pops and pushes of the same slot fails instead of taking a stale successor (the ABA problem).
 
-use crate::sync::{Ordering, Word};
+use crate::sync::{Ordering, Word, mutant, ordering};
 
 /// Slots in one table at most: a slot number takes 16 bits in identifiers.
 pub(crate) const MAX_SLOTS: usize = 1 << 16;
+
+fn tag_step() -> u64 {
+    u64::from(!mutant("slots without tag"))
+}
 
 const NONE: u64 = 0xffff_ffff;
 const INDEX: u64 = 0xffff_ffff;
@@ -76,7 +80,7 @@ impl<S: AsRef<[Word]>, const WIDTH: usize> Slots<S, WIDTH> {
             // Another thread may have taken the slot and pushed it again meanwhile: then the tag has moved, and what
             // is read here is not used.
             let next = self.link(index)?.load(Ordering::Relaxed);
-            let after = ((top >> 32).wrapping_add(1) << 32) | next;
+            let after = ((top >> 32).wrapping_add(tag_step()) << 32) | next;
             match head.compare_exchange(top, after, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(index as u32),
                 Err(now) => top = now,
@@ -90,8 +94,13 @@ impl<S: AsRef<[Word]>, const WIDTH: usize> Slots<S, WIDTH> {
         let mut top = head.load(Ordering::Relaxed);
         loop {
             link.store(top & INDEX, Ordering::Relaxed);
-            let after = ((top >> 32).wrapping_add(1) << 32) | u64::from(index);
-            match head.compare_exchange(top, after, Ordering::Release, Ordering::Relaxed) {
+            let after = ((top >> 32).wrapping_add(tag_step()) << 32) | u64::from(index);
+            match head.compare_exchange(
+                top,
+                after,
+                ordering("slots give without release", Ordering::Release),
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return,
                 Err(now) => top = now,
             }

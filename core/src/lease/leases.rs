@@ -2,7 +2,7 @@
 
 use super::payloads::PayloadId;
 use crate::Ticks;
-use crate::sync::{Ordering, Word};
+use crate::sync::{Ordering, Word, mutant};
 use crate::table::{self, Slots};
 use crate::transfer::TableFull;
 use core::fmt;
@@ -103,13 +103,20 @@ impl<S: AsRef<[Word]>> LeaseTable<S> {
         live(id, state)?;
         // The deadline first: an expiry that sees this renewal counted sees its deadline. If the lease ends in between
         // its deadline no longer matters; if the slot has another lease already, that one's is moved out at most.
-        words[DEADLINE].fetch_max(deadline, Ordering::Relaxed);
+        if !mutant("renewal counted first") {
+            words[DEADLINE].fetch_max(deadline, Ordering::Relaxed);
+        }
         words[STATE]
             .update(|state| {
                 live(id, state)?;
-                Ok(state & !0xffff_ffff | u64::from((state as u32).wrapping_add(1)))
+                Ok(state & !0xffff_ffff
+                    | u64::from((state as u32).wrapping_add(u32::from(!mutant("renewal not counted")))))
             })
-            .map(|_| ())
+            .map(|_| {
+                if mutant("renewal counted first") {
+                    words[DEADLINE].fetch_max(deadline, Ordering::Relaxed);
+                }
+            })
     }
 
     /// Ends the lease because its holder is done; gives the payload to close for it.

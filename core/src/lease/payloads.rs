@@ -5,7 +5,7 @@ use super::state::{
     unpack_watermark,
 };
 use crate::Ticks;
-use crate::sync::{Ordering, Word};
+use crate::sync::{Ordering, Word, mutant};
 use crate::table::{self, Slots};
 use core::fmt;
 
@@ -157,7 +157,9 @@ impl<S: AsRef<[Word]>> PayloadTable<S> {
         words[EXPIRES].store(now.saturating_add(keep), Ordering::Relaxed);
         words[KEEP].store(keep, Ordering::Relaxed);
         words[LEN].store(len, Ordering::Relaxed);
-        words[WATERMARK].store(pack_watermark(free.generation, filled), Ordering::Relaxed);
+        // Exchanged, not stored: one who still fills the payload before may be in the middle of a compare-and-swap.
+        let mark = pack_watermark(free.generation, filled);
+        let Ok(_) = words[WATERMARK].update(|_| Ok::<_, core::convert::Infallible>(mark));
         let live = State { phase: PayloadPhase::Live, readers: 0, seats, ..free };
         words[STATE].store(live.pack(), Ordering::Release);
         Ok(PayloadId { slot, generation: free.generation })
@@ -192,12 +194,14 @@ impl<S: AsRef<[Word]>> PayloadTable<S> {
         }
         // Before the reader leaves: who finds no reader finds this time.
         let keep = words[KEEP].load(Ordering::Relaxed);
-        words[EXPIRES].fetch_max(now.saturating_add(keep), Ordering::Relaxed);
+        if !mutant("last use not noted") {
+            words[EXPIRES].fetch_max(now.saturating_add(keep), Ordering::Relaxed);
+        }
         self.step(id, |state| {
             let readers = state.readers.checked_sub(1).ok_or(PayloadRefused::NotOpen { id })?;
             let back = how == Use::Returned && state.seats != UNLIMITED;
             let seats = if back { (state.seats + 1).min(MAX_CONSUMERS) } else { state.seats };
-            let uses = state.uses.wrapping_add(1);
+            let uses = state.uses.wrapping_add(u32::from(!mutant("use not counted")));
             Ok(settle(State { readers, seats, uses, ..state }))
         })
     }
@@ -342,7 +346,9 @@ fn settle(state: State) -> State {
         PayloadPhase::Live if state.readers == 0 && state.seats == 0 => {
             State { phase: PayloadPhase::Ended, end: End::Consumed, ..state }
         }
-        PayloadPhase::Retiring if state.readers == 0 => State { phase: PayloadPhase::Ended, ..state },
+        PayloadPhase::Retiring if state.readers == 0 || mutant("ended under its readers") => {
+            State { phase: PayloadPhase::Ended, ..state }
+        }
         _ => state,
     }
 }

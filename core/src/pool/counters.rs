@@ -4,7 +4,7 @@
 //! up. So threads that allocate at the same time do not meet here.
 
 use super::shape::{STRIPE, STRIPES};
-use crate::sync::{Ordering, Word, stripe};
+use crate::sync::{Ordering, Word, mutant, stripe};
 
 // The words of a stripe.
 /// Granules ever taken, and one for each disturbance.
@@ -26,7 +26,6 @@ impl<'a> Counters<'a> {
     pub(super) fn set_up(self) {
         for word in core::iter::once(self.high_water).chain(self.stripes) {
             word.set_up(0);
-            word.set_hint(0);
         }
     }
 
@@ -40,6 +39,7 @@ impl<'a> Counters<'a> {
     #[inline]
     pub(super) fn take(self, granules: u64, disturbed: bool) {
         let own = self.own();
+        let disturbed = disturbed && !mutant("disturbance not counted");
         let more = granules + u64::from(disturbed);
         let taken = own[TAKEN].hint_add(more).wrapping_add(more);
         let released = if disturbed {
@@ -61,6 +61,9 @@ impl<'a> Counters<'a> {
 
     /// Granules were taken for a moment and are free again.
     pub(super) fn disturb(self) {
+        if mutant("disturbance not counted") {
+            return;
+        }
         self.own()[TAKEN].hint_add(1);
         self.own()[RELEASED].fetch_add(1, Ordering::AcqRel);
     }

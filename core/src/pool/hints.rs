@@ -52,11 +52,7 @@ pub(super) struct Hints<'a> {
 impl Hints<'_> {
     pub(super) fn set_up(self) {
         self.groups.set_up(0);
-        self.groups.set_hint(0);
-        for word in self.words {
-            word.set_up(0);
-            word.set_hint(0);
-        }
+        self.words.iter().for_each(|word| word.set_up(0));
     }
 
     #[inline]
@@ -151,6 +147,9 @@ impl Hints<'_> {
                 let bits = self.word(bin, level, at / 64).hint() & (u64::MAX << (at % 64));
                 if bits != 0 {
                     let found = (at & !63) + u64::from(bits.trailing_zeros());
+                    if found >= self.levels.bits[level] {
+                        return None;
+                    }
                     if level == 0 {
                         return Some(found);
                     }

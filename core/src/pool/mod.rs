@@ -48,7 +48,7 @@ pub use error::{AllocError, ReleaseError, ReserveError, StorageTooSmall};
 pub use extent::Extent;
 pub use layout::{LayoutError, MAX_GRANULE, MAX_REGION, MIN_GRANULE, PoolLayout};
 
-use crate::sync::{Ordering, Word};
+use crate::sync::{Ordering, Word, mutant};
 use core::sync::atomic::AtomicU32;
 use counters::Counters;
 use hints::{Hints, bin_of, shortest};
@@ -311,7 +311,7 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
             }
             // What was seen taken was taken at that time, and nothing became free since, but for what calls have in
             // hand that are not finished: at this moment no run was free.
-            if !contended && self.counters().moves() == moves {
+            if (!contended && self.counters().moves() == moves) || mutant("refused at the first look") {
                 return None;
             }
         }
@@ -404,10 +404,9 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
             };
             free &= above;
             let run = Run { start, end };
-            if best.is_none_or(|(best, _)| run.len() < best.len()) {
-                if let Some(place) = place_in(run, granules, align) {
-                    best = Some((run, place));
-                }
+            let shorter = best.is_none_or(|(best, _)| run.len() < best.len());
+            if let Some(place) = place_in(run, granules, align).filter(|_| shorter) {
+                best = Some((run, place));
             }
         }
         best

@@ -3,7 +3,7 @@
 //! A record is written only by the owner of its granule, but for the release of an extent, which is one
 //! compare-and-swap on the record of its first granule: of two releases of one handle exactly one wins (I2).
 
-use crate::sync::{Ordering, Word};
+use crate::sync::{Ordering, Word, mutant};
 
 /// What a granule is to its extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Records<'_> {
         let after = Record { generation: seen.generation.wrapping_add(1), kind, payload: 0 };
         let ended = self.word(granule).is_some_and(|word| {
             word.compare_exchange(seen.pack(), after.pack(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        });
+        }) || mutant("extent ended twice");
         if ended && seen.kind == Kind::First {
             self.store(granule + 1, Kind::None, 0, Ordering::Relaxed);
         }

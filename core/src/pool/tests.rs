@@ -266,3 +266,85 @@ fn contention_alone_never_makes_an_allocation_fail() {
     });
     assert_eq!(pool.free_granules(), 8 * 128);
 }
+
+/// Hints decide speed and fit only: filled with rubbish again and again, also by another thread, they change no answer.
+#[test]
+fn rubbish_in_the_hints_changes_no_answer() {
+    let pool = pool(5000);
+    let rubbish = |seed: u64| {
+        let mut seed = seed | 1;
+        let shape = pool.shape;
+        let words = &pool.storage[shape.hints_first..shape.words];
+        for word in words.iter().chain([&pool.storage[8]]) {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            word.set_hint(if seed.is_multiple_of(3) { seed } else { seed & (seed >> 9) & (seed << 11) });
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..500).for_each(|seed| rubbish(2 * seed + 77)));
+        let mut live = Vec::new();
+        let mut seed = 5u64;
+        for turn in 0..20_000u64 {
+            if turn % 40 == 0 {
+                rubbish(turn);
+            }
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let len = 1 + (seed >> 33) % if turn % 7 == 0 { 900 * 64 } else { 20 * 64 };
+            match pool.allocate(len, 1) {
+                Ok(extent) => live.push(extent),
+                Err(AllocError::NoSpace { need, largest_free_run, .. }) => {
+                    assert!(largest_free_run < need, "refused what fits");
+                    live.drain(..live.len() / 2).for_each(|extent| pool.release(extent).unwrap());
+                }
+                Err(refused) => panic!("{refused}"),
+            }
+        }
+        live.drain(..).for_each(|extent| pool.release(extent).unwrap());
+    });
+    assert_eq!((pool.free_granules(), pool.largest_free_run()), (5000, 5000));
+}
+
+/// I1, I2 with far more threads than processors: extents of all sizes, given away to other threads to release.
+#[test]
+fn sixty_four_threads_share_a_pool() {
+    const GRANULES: u64 = 64 * 64 * 3 + 17;
+    let pool = pool(GRANULES);
+    let owners: Vec<_> = (0..GRANULES).map(|_| std::sync::atomic::AtomicBool::new(false)).collect();
+    let own = |extent: Extent, take: bool| {
+        let first = (extent.offset() / GRANULE) as usize;
+        for owner in &owners[first..first + extent.len().div_ceil(GRANULE) as usize] {
+            assert_eq!(owner.swap(take, Ordering::Relaxed), !take, "a granule with two owners");
+        }
+    };
+    let shared = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for thread in 0..64u64 {
+            let (pool, own, shared) = (&pool, &own, &shared);
+            scope.spawn(move || {
+                let mut seed = thread + 1;
+                for turn in 0..500u64 {
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let granules = 1 + (seed >> 33) % [8, 70, 400, 5000][(turn % 4) as usize];
+                    if let Ok(extent) = pool.allocate(granules * GRANULE, 1) {
+                        own(extent, true);
+                        shared.lock().unwrap().push(extent);
+                    }
+                    let given = shared.lock().unwrap().pop();
+                    if let Some(extent) = given.filter(|_| seed >> 62 != 0) {
+                        own(extent, false);
+                        pool.release(extent).unwrap();
+                    } else {
+                        shared.lock().unwrap().extend(given);
+                    }
+                }
+            });
+        }
+    });
+    for extent in shared.into_inner().unwrap() {
+        own(extent, false);
+        pool.release(extent).unwrap();
+    }
+    assert_eq!((pool.free_granules(), pool.largest_free_run(), pool.live().count()), (GRANULES, GRANULES, 0));
+}

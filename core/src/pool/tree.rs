@@ -23,7 +23,7 @@
 //! can in turn only fail at a higher one still, and the last of such a chain was stopped by a claim that stood.
 
 use super::shape::Levels;
-use crate::sync::{Ordering, Word};
+use crate::sync::{Ordering, Word, mutant, ordering};
 
 const ALL: u64 = u64::MAX;
 
@@ -150,7 +150,7 @@ impl Tree<'_> {
     /// The first granule of the free run that ends at `to`: `to` itself if the granule before it is taken.
     #[inline]
     pub(super) fn run_start(self, to: u64) -> u64 {
-        if to % 64 > 0 {
+        if !to.is_multiple_of(64) {
             let bits = self.word(0, to / 64).load(Ordering::Acquire);
             let below = bits << (64 - to % 64);
             if below != 0 && bits != ALL {
@@ -231,7 +231,7 @@ impl Tree<'_> {
         let whole = Run { start: ends.first + u64::from(left_open), end: ends.last + 1 - u64::from(right_open) };
         if whole.start < whole.end {
             if !self.claim_at(level + 1, whole, disturbed) {
-                if left_open {
+                if left_open && !mutant("claim not undone") {
                     self.release_at(level, Run { start: run.start, end: run.end.min(ends.first * 64 + 64) });
                     disturbed.0 = true;
                 }
@@ -239,7 +239,8 @@ impl Tree<'_> {
             }
             // The closed words at the ends are ours as a whole, and nobody writes to them: open them.
             if left && !left_open {
-                self.word(level, ends.first).store(ends.first_mask, Ordering::Release);
+                self.word(level, ends.first)
+                    .store(ends.first_mask, ordering("open without release", Ordering::Release));
                 disturbed.0 = true;
             }
             if right && !right_open {
@@ -248,7 +249,9 @@ impl Tree<'_> {
             }
         }
         if right_open && !self.claim_bits(level, ends.last, ends.last_mask, disturbed) {
-            self.release_at(level, Run { start: run.start, end: ends.last * 64 });
+            if !mutant("claim not undone at its end") {
+                self.release_at(level, Run { start: run.start, end: ends.last * 64 });
+            }
             disturbed.0 = true;
             return false;
         }
@@ -267,7 +270,11 @@ impl Tree<'_> {
         let mut bits = word.load(Ordering::Acquire);
         loop {
             if bits & mask != 0 {
-                if level == 0 || bits == ALL || !self.close_children(level, index, bits & mask, disturbed) {
+                if level == 0
+                    || bits == ALL
+                    || mutant("empty words not closed for others")
+                    || !self.close_children(level, index, bits & mask, disturbed)
+                {
                     return false;
                 }
                 bits = word.load(Ordering::Acquire);
@@ -299,6 +306,7 @@ impl Tree<'_> {
     #[inline]
     fn close(self, level: usize, index: u64) -> bool {
         self.word(level, index).compare_exchange(0, ALL, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            || mutant("close what is not empty")
     }
 
     /// Gives back a run that the caller has.
@@ -311,7 +319,8 @@ impl Tree<'_> {
     fn release_at(self, level: usize, run: Run) {
         let ends = Ends::of(run);
         if self.is_top(level) {
-            self.word(level, ends.first).fetch_and(!ends.first_mask, Ordering::AcqRel);
+            self.word(level, ends.first)
+                .fetch_and(!ends.first_mask, ordering("release without release", Ordering::AcqRel));
             return;
         }
         // Words that are all ours are all ones already: they become closed by their parent's bit. So do those at the
@@ -330,7 +339,7 @@ impl Tree<'_> {
 
     #[inline]
     fn clear_and_close(self, level: usize, index: u64, mask: u64) -> bool {
-        let before = self.word(level, index).fetch_and(!mask, Ordering::AcqRel);
+        let before = self.word(level, index).fetch_and(!mask, ordering("release without release", Ordering::AcqRel));
         debug_assert_eq!(before & mask, mask, "released what was not taken");
         before == mask && self.close(level, index)
     }

@@ -3,7 +3,7 @@
 use super::id::{GENERATION, Immediate, MAX_CHUNK, TransferId};
 use super::state::{Cause, Outcome, Phase, Reason, State};
 use super::transitions::{Event, Target, next};
-use crate::sync::{Ordering, Word};
+use crate::sync::{Ordering, Word, mutant};
 use crate::table::{self, MAX_SLOTS, Slots};
 use core::fmt;
 
@@ -143,7 +143,8 @@ impl<S: AsRef<[Word]>> TransferTable<S> {
         self.step(id, |state| {
             outcome = state.outcome();
             let (mut next, progress) = apply(state, Event::Release, 0, None).ok_or_else(|| refusal(id, state))?;
-            next.generation = next.generation.wrapping_add(1) & GENERATION;
+            next.generation =
+                next.generation.wrapping_add(u32::from(!mutant("transfer generation stays"))) & GENERATION;
             Ok((next, progress))
         })?;
         self.slots.give(id.slot());
@@ -191,7 +192,7 @@ impl<S: AsRef<[Word]>> TransferTable<S> {
 }
 
 fn stale(id: TransferId, state: State) -> bool {
-    state.generation != id.generation() || state.phase == Phase::Free
+    !mutant("transfer ids not checked") && (state.generation != id.generation() || state.phase == Phase::Free)
 }
 
 fn refusal(id: TransferId, state: State) -> Refused {
@@ -208,7 +209,7 @@ fn apply(state: State, event: Event, left: u32, reason: Option<Reason>) -> Optio
     let target = next(state.phase, event, left > 0)?;
     let open = matches!(state.phase, Phase::Created | Phase::Posted | Phase::Finishing);
     let mut after = State { outstanding: left, ..state };
-    if let (true, Some(reason)) = (open, reason) {
+    if let (true, Some(reason)) = (open || mutant("transfer end decided anew"), reason) {
         after.decided = reason;
     }
     after.phase = match target {

@@ -1,7 +1,7 @@
 //! The pool beside other allocators of offsets, in one run. One JSON object a row on standard output, a table on standard
 //! error.
 //!
-//! Arguments: `[name filter]`. `SECONDS` (0.25) and `REPEATS` (5) set the length of a run.
+//! Arguments: `[name filter]`. `BENCH_SECONDS` (0.25) and `REPEATS` (5) set the length of a run.
 
 mod pools;
 
@@ -179,7 +179,8 @@ fn each<P: Pool>(
                 work(&mut thread, gate);
                 failed.fetch_add(thread.failed as usize, Ordering::Relaxed);
                 gate.wait();
-                for (token, n) in thread.live.into_iter().chain(thread.incoming).chain(thread.out.into_iter().flatten()) {
+                for (token, n) in thread.live.into_iter().chain(thread.incoming).chain(thread.out.into_iter().flatten())
+                {
                     pool.free(token, n);
                 }
             });
@@ -317,7 +318,7 @@ fn main() {
     let number = |name: &str, default: f64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
     let options = Options {
         filter: std::env::args().nth(1).unwrap_or_default(),
-        seconds: number("SECONDS", 0.25),
+        seconds: number("BENCH_SECONDS", 0.25),
         repeats: number("REPEATS", 5.0) as usize,
     };
     let (gib, all) = (1 << 30, &Mix::ALL[..]);
