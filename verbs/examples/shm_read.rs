@@ -1,6 +1,6 @@
 //! How fast reads over shared memory are here, beside the bare copy routines in the same run.
 //!
-//! `cargo run --release -p towline-verbs --example shm_read [MiB] [rounds] [request MiB]`
+//! `cargo run --release -p towline-verbs --example shm_read [MiB] [rounds] [MiB a request] [MiB in flight]`
 
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
@@ -20,8 +20,9 @@ type Anything<T> = Result<T, Box<dyn std::error::Error>>;
 fn main() -> Anything<()> {
     let mut arguments = std::env::args().skip(1).map(|word| word.parse::<u64>());
     let mut next = |default| arguments.next().unwrap_or(Ok(default));
-    let (len, rounds, chunk) = (next(190)? << 20, next(15)?, next(0)? << 20);
+    let (len, rounds, chunk, in_flight) = (next(190)? << 20, next(15)?, next(0)? << 20, next(0)? << 20);
     let chunk = if chunk == 0 { len } else { chunk };
+    let in_flight = if in_flight == 0 { len } else { in_flight };
 
     let name = format!("towline-shm-read-{}", std::process::id());
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
@@ -50,30 +51,32 @@ fn main() -> Anything<()> {
     while reader.progress() == Progress::More {} // the mapping is made present
 
     let read = |from: u64, len: u64| -> Anything<()> {
-        let mut posted = 0;
-        let mut requests = Vec::new();
-        while posted < len {
-            let piece = chunk.min(len - posted);
-            let local = vec![LocalSlice { region: target.clone(), offset: from + posted, len: piece }];
-            let remote = Some(source.remote(from + posted, piece)?);
-            requests.push(WorkRequest { id: posted, opcode: Opcode::Read, local, remote });
-            posted += piece;
-        }
-        let mut outstanding = requests.len();
-        #[allow(unsafe_code)]
-        // SAFETY: nobody looks at the target before the read has completed.
-        unsafe {
-            active.post_send(requests)?
-        };
+        let (mut posted, mut completed) = (0, 0);
         let mut done = Vec::new();
-        while outstanding > 0 {
+        while completed < len {
+            let mut requests = Vec::new();
+            while posted < len && posted - completed < in_flight {
+                let piece = chunk.min(len - posted);
+                let local = vec![LocalSlice { region: target.clone(), offset: from + posted, len: piece }];
+                let remote = Some(source.remote(from + posted, piece)?);
+                requests.push(WorkRequest { id: posted, opcode: Opcode::Read, local, remote });
+                posted += piece;
+            }
+            if !requests.is_empty() {
+                #[allow(unsafe_code)]
+                // SAFETY: nobody looks at the target before the read has completed.
+                unsafe {
+                    active.post_send(requests)?
+                };
+            }
             reader_cq.poll(&mut done, usize::MAX);
+            if done.is_empty() {
+                reader.progress();
+                reader_cq.poll(&mut done, usize::MAX);
+            }
             for completion in done.drain(..) {
                 assert_eq!(completion.status, CompletionStatus::Success);
-                outstanding -= 1;
-            }
-            if outstanding > 0 {
-                reader.progress();
+                completed += completion.bytes;
             }
         }
         Ok(())

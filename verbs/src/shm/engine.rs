@@ -335,28 +335,40 @@ impl Engine {
         self.work.notify_all();
     }
 
-    /// Takes pieces until there are none, or until `until`; returns whether there are more.
+    /// Takes pieces until there are none; a caller's thread also leaves when `until` has come, or when a job has no
+    /// piece left and it has done something worth the call: its caller may have more to post, which keeps the helpers
+    /// from running dry. Returns whether there are more.
     fn take_pieces(self: &Arc<Self>, until: Option<Instant>) -> bool {
-        let mut spent = Vec::new();
+        let mut copied = 0;
         loop {
-            let job = {
-                let mut jobs = lock(&self.jobs);
-                let job = jobs.oldest(&mut spent);
-                self.queued.store(jobs.len(), Ordering::SeqCst);
-                job
-            };
-            spent.clear();
-            let Some(job) = job else { return false };
+            let Some(job) = self.oldest() else { return false };
+            let mut late = false;
             while let Some(piece) = job.claim() {
                 job.execute(piece);
                 if let Some(queue_pair) = job.retire(1).and_then(|over| job.end(over)) {
                     queue_pair.service();
                 }
-                if until.is_some_and(|until| Instant::now() >= until) {
-                    return true;
+                copied += PIECE.min(job.bytes);
+                late = until.is_some_and(|until| Instant::now() >= until);
+                if late {
+                    break;
                 }
             }
+            drop(job);
+            if late || (until.is_some() && copied >= WORTH_HELP) {
+                return self.oldest().is_some();
+            }
         }
+    }
+
+    /// The oldest job with a piece left.
+    fn oldest(&self) -> Option<Arc<Job>> {
+        let mut spent = Vec::new();
+        let mut jobs = lock(&self.jobs);
+        let job = jobs.oldest(&mut spent);
+        self.queued.store(jobs.len(), Ordering::SeqCst);
+        drop(jobs); // before `spent`
+        job
     }
 
     fn enter(&self) -> bool {
