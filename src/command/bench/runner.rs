@@ -79,7 +79,7 @@ impl Runner {
         while next < effort.warmup {
             let left = effort.warmup - next;
             let batch = batch_of(setup, &mut next, left);
-            self.operations(setup, batch, &mut Measured::default())?;
+            self.operations(setup, batch, None, &mut Measured::default())?;
         }
         let mut sampler: Option<Sampler> = None;
         let begin = Instant::now();
@@ -95,7 +95,8 @@ impl Runner {
             }
             let left = effort.count.map_or(u64::MAX, |count| count - done);
             let batch = batch_of(setup, &mut next, left);
-            self.operations(setup, batch, &mut measured)?;
+            let path = path_of(&measured).ok();
+            self.operations(setup, batch, path.as_deref(), &mut measured)?;
             let path = path_of(&measured)?;
             if !limit_begun {
                 limit_begun = true;
@@ -104,7 +105,9 @@ impl Runner {
                     self.dial(setup)?;
                 }
             }
-            self.meter(setup, &path, &mut measured)?;
+            if measured.rtt.is_empty() {
+                self.meter(setup, &path, &mut measured)?;
+            }
             if let Some(sampler) = &mut sampler {
                 self.sample(setup, sampler)?;
                 while !sampler.is_sifted() {
@@ -133,9 +136,20 @@ impl Runner {
         std::iter::once(&self.producer).chain(&self.consumers).try_for_each(|channel| channel.set_limit(Some(limit)))
     }
 
-    /// Runs the operations of one batch: fill; get and put; check.
-    fn operations(&mut self, setup: &Setup, batch: Batch, measured: &mut Measured) -> Result<(), Failure> {
+    /// Runs the operations of one batch: fill; take round trips, once the path is known; get and put; check. The round
+    /// trips come right before the operations that they are held against, so that both find the machine in one state:
+    /// filling and checking a gigabyte leaves nothing of either in the caches.
+    fn operations(
+        &mut self,
+        setup: &Setup,
+        batch: Batch,
+        path: Option<&str>,
+        measured: &mut Measured,
+    ) -> Result<(), Failure> {
         self.producer.call::<()>(&ToProducer::Fill(batch)).map_err(producer)?;
+        if let Some(path) = path {
+            self.meter(setup, path, measured)?;
+        }
         for consumer in &mut self.consumers {
             consumer.send(&ToConsumer::Gather(batch))?;
         }
