@@ -61,25 +61,25 @@ impl Word {
         success: Ordering,
         failure: Ordering,
     ) -> Result<u64, u64> {
-        step();
+        read_modify_write();
         self.0.compare_exchange(current, new, success, failure)
     }
 
     #[inline]
     pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-        step();
+        read_modify_write();
         self.0.fetch_add(value, order)
     }
 
     #[inline]
     pub(crate) fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
-        step();
+        read_modify_write();
         self.0.fetch_and(value, order)
     }
 
     #[inline]
     pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
-        step();
+        read_modify_write();
         self.0.fetch_max(value, order)
     }
 
@@ -191,12 +191,17 @@ pub(crate) fn ordering(name: &str, order: Ordering) -> Ordering {
 }
 
 #[cfg(all(test, not(towline_loom)))]
-pub(crate) use stop::step;
+pub(crate) use stop::{read_modify_write, step};
 
 /// Before each atomic step: where tests stop a thread.
 #[cfg(not(all(test, not(towline_loom))))]
 #[inline(always)]
 pub(crate) const fn step() {}
+
+/// Before each step that reads and writes at once.
+#[cfg(not(all(test, not(towline_loom))))]
+#[inline(always)]
+pub(crate) const fn read_modify_write() {}
 
 /// Stops a thread before any atomic step of a call, for tests that show that no other thread waits for it.
 #[cfg(all(test, not(towline_loom)))]
@@ -215,6 +220,19 @@ pub(crate) mod stop {
     thread_local! {
         static GATE: RefCell<Option<Gate>> = const { RefCell::new(None) };
         static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+        static READ_MODIFY_WRITES: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(crate) fn read_modify_write() {
+        READ_MODIFY_WRITES.set(READ_MODIFY_WRITES.get() + 1);
+        step();
+    }
+
+    /// How many read-modify-writes this thread does in `call`.
+    pub(crate) fn count_read_modify_writes(call: impl FnOnce()) -> usize {
+        let before = READ_MODIFY_WRITES.get();
+        call();
+        READ_MODIFY_WRITES.get() - before
     }
 
     pub(crate) fn step() {

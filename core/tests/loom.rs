@@ -126,10 +126,7 @@ fn transfer_late_events_do_not_touch_the_next() {
             thread::spawn(move || (table.complete(id, Ok(())).is_ok(), table.release(id).is_ok()))
         };
         let released = table.release(id).is_ok();
-        let next = table.create().map(|next| {
-            table.post(next, 1).unwrap();
-            next
-        });
+        let next = table.create().inspect(|&next| table.post(next, 1).unwrap());
         let (completed, also_released) = late.join().unwrap();
         assert!(!completed && released != also_released);
         if let Ok(next) = next {

@@ -10,7 +10,7 @@
 //! - Every misuse of a handle is detected, in every build, and changes nothing: see [`ReleaseError`].
 //! - An allocation fails only if at one moment of the call no run of free granules was long enough. Contention alone
 //!   never makes it fail.
-//! - Free runs merge by construction: there is no state but one bit for each granule, and a record where extents begin.
+//! - Free runs merge by construction: there is no state of free memory but the bits that say so.
 //!
 //! ```
 //! use towline_core::{Word, pool::{AllocError, BufferPool, PoolLayout, ReleaseError}};
@@ -29,6 +29,8 @@
 //! assert_eq!(pool.largest_free_run(), pool.free_granules());
 //! # Ok::<(), Box<dyn core::error::Error>>(())
 //! ```
+//!
+#![doc = include_str!("design.md")]
 
 mod counters;
 mod error;

@@ -91,6 +91,18 @@ impl<'a, R: Segments + ?Sized, L: Segments + ?Sized> Split<'a, R, L> {
     }
 }
 
+impl<R: ?Sized, L: ?Sized> Split<'_, R, L> {
+    /// Whether the next chunk begins where the last one ended on the remote side, without a gap.
+    pub(super) fn remote_goes_on(&self) -> bool {
+        self.remote.run_left > 0
+    }
+
+    /// The longest chunk.
+    pub(super) fn longest(&self) -> u64 {
+        self.limits.max
+    }
+}
+
 fn total<T: Segments + ?Sized>(list: &T) -> Result<u64, SplitError> {
     let mut sum = 0u64;
     for index in 0..list.count() {
@@ -128,8 +140,9 @@ struct Walk<'a, T: ?Sized> {
     list: &'a T,
     /// Where the walk is.
     place: Place,
-    /// The segment at `place`.
-    segment: Segment,
+    /// First byte and length of the segment at `place`.
+    first: u64,
+    len: u64,
     /// Bytes from `place` to the end of the run of segments that touch.
     run_left: u64,
     /// The first segment after that run.
@@ -144,12 +157,11 @@ impl<T: ?Sized> Clone for Walk<'_, T> {
 
 impl<'a, T: Segments + ?Sized> Walk<'a, T> {
     fn new(list: &'a T) -> Self {
-        let segment = Segment { region: 0, offset: 0, len: 0 };
-        Self { list, place: Place { index: 0, offset: 0 }, segment, run_left: 0, next: 0 }
+        Self { list, place: Place { index: 0, offset: 0 }, first: 0, len: 0, run_left: 0, next: 0 }
     }
 
     fn address(&self) -> u64 {
-        self.segment.offset + self.place.offset
+        self.first + self.place.offset
     }
 
     /// Finds the next run once the last is used up; `run_left` stays zero at the end of the list.
@@ -166,7 +178,7 @@ impl<'a, T: Segments + ?Sized> Walk<'a, T> {
                 continue;
             }
             self.place = Place { index: self.next - 1, offset: 0 };
-            self.segment = first;
+            (self.first, self.len) = (first.offset, first.len);
             self.run_left = first.len;
             while self.next < count {
                 let next = self.list.segment(self.next);
@@ -186,10 +198,11 @@ impl<'a, T: Segments + ?Sized> Walk<'a, T> {
         self.run_left -= len;
         self.place.offset += len;
         // Into the segment of the run where the place is now; at the run's end `fill` goes on.
-        while self.run_left > 0 && self.place.offset >= self.segment.len {
-            self.place.offset -= self.segment.len;
+        while self.run_left > 0 && self.place.offset >= self.len {
+            self.place.offset -= self.len;
             self.place.index += 1;
-            self.segment = self.list.segment(self.place.index);
+            let Segment { offset, len, .. } = self.list.segment(self.place.index);
+            (self.first, self.len) = (offset, len);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! [`Split`] walks a list of remote segments and a list of local segments of the same total length in step, and yields
 //! [`Chunk`]s: each contiguous on both sides, so that each can be one work request. Together they cover every byte once,
 //! in order. Segments that touch in one region are walked as one. Lists are [`Segments`]: slices, one segment, or
-//! [`Strided`] blocks. [`Rails`] spreads chunks over paths by weight.
+//! [`Strided`] blocks. [`Gather`] joins chunks that follow each other remotely into requests of several local pieces, and [`Rails`] spreads chunks over paths by weight.
 //!
 //! ```
 //! use towline_core::split::{Limits, Segment, Split};
@@ -18,6 +18,7 @@
 //! ```
 
 mod chunks;
+mod gather;
 mod rails;
 mod segments;
 
@@ -25,5 +26,6 @@ mod segments;
 mod tests;
 
 pub use chunks::{Chunk, Limits, Place, Split, SplitError};
+pub use gather::{Gather, Request};
 pub use rails::{Rail, Rails};
 pub use segments::{Segment, Segments, Strided, StridedError};

@@ -23,20 +23,24 @@ pub trait Segments {
 }
 
 impl Segments for [Segment] {
+    #[inline]
     fn count(&self) -> usize {
         self.len()
     }
 
+    #[inline]
     fn segment(&self, index: usize) -> Segment {
         self[index]
     }
 }
 
 impl Segments for Segment {
+    #[inline]
     fn count(&self) -> usize {
         1
     }
 
+    #[inline]
     fn segment(&self, _index: usize) -> Segment {
         *self
     }
@@ -76,10 +80,12 @@ impl Strided {
 }
 
 impl Segments for Strided {
+    #[inline]
     fn count(&self) -> usize {
         self.count
     }
 
+    #[inline]
     fn segment(&self, index: usize) -> Segment {
         Segment { region: self.region, offset: self.offset + self.stride * index as u64, len: self.len }
     }

@@ -147,6 +147,26 @@ proptest! {
     }
 
     #[test]
+    fn requests_are_the_chunks_and_each_is_one_remote_run(
+        (remote, local) in (0u64..400).prop_flat_map(|len| (list(len), list(len))),
+        max in 1u64..100,
+        max_pieces in 0usize..5,
+    ) {
+        let split = Split::new(&remote[..], &local[..], Limits::new(max).unwrap()).unwrap();
+        let requests: Vec<_> = Gather::new(split.clone(), max_pieces).collect();
+        let pieces: Vec<_> = requests.iter().flat_map(|request| request.pieces().collect::<Vec<_>>()).collect();
+        prop_assert_eq!(pieces, split.collect::<Vec<_>>());
+        for request in &requests {
+            let pieces: Vec<_> = request.pieces().collect();
+            prop_assert!(pieces.len() <= max_pieces.max(1) && request.len <= max);
+            prop_assert_eq!(pieces[0].remote, request.remote);
+            prop_assert_eq!(pieces.iter().map(|piece| piece.len).sum::<u64>(), request.len);
+            let whole: Vec<_> = pieces.iter().flat_map(|piece| chunk_bytes(&remote, piece.remote, piece.len)).collect();
+            prop_assert!(whole.windows(2).all(|pair| pair[0].0 == pair[1].0 && pair[0].1 + 1 == pair[1].1));
+        }
+    }
+
+    #[test]
     fn rails_are_never_further_from_their_share_than_a_chunk(
         weights in proptest::collection::vec(1u32..1000, 1..6),
         chunks in proptest::collection::vec(1u64..100_000, 1..300),

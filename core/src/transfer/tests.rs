@@ -160,6 +160,26 @@ proptest! {
     }
 }
 
+#[test]
+fn the_fast_path_takes_few_read_modify_writes() {
+    let table = table(1);
+    let one_post = crate::sync::stop::count_read_modify_writes(|| {
+        let id = table.create().unwrap();
+        table.post(id, 8).unwrap();
+        table.finish(id).unwrap();
+        (0..8).for_each(|_| assert!(table.complete(id, Ok(())).is_ok()));
+        table.release(id).unwrap();
+    });
+    let eight_posts = crate::sync::stop::count_read_modify_writes(|| {
+        let id = table.create().unwrap();
+        (0..8).for_each(|_| table.post(id, 1).unwrap());
+        table.finish(id).unwrap();
+        (0..8).for_each(|_| assert!(table.complete(id, Ok(())).is_ok()));
+        table.release(id).unwrap();
+    });
+    assert_eq!((one_post, eight_posts), (13, 20));
+}
+
 /// I2: whatever the threads do to one transfer, one of them is told that it ended, and one releases it.
 #[test]
 fn many_threads_end_a_transfer_exactly_once() {
