@@ -62,7 +62,7 @@ pub unsafe trait MemoryBacking: Debug + Send + Sync {
     }
     /// Address of the first byte for this process's processor; null where it has none.
     fn address(&self) -> *mut u8;
-    /// The sealed file behind it, where a peer process can be handed one.
+    /// The sealed file behind it, where a peer process can be handed one. Its first byte is the memory's.
     fn segment(&self) -> Option<BorrowedFd<'_>>;
     /// Size of the pages behind it.
     fn page_size(&self) -> u64;

@@ -5,6 +5,7 @@ use super::device::ShmDevice;
 use super::queue_pair::{Qp, QpHandle};
 use super::{MAX_REGIONS, lock, sys};
 use crate::backend::{CqBackend, MrBackend, MwBackend, PdBackend, QpBackend};
+use crate::memory::SEALS;
 use crate::{Access, Cause, Error, Memory, QueuePairCapacity, RemoteSlice, Result};
 use core::any::Any;
 use std::collections::HashMap;
@@ -112,8 +113,10 @@ impl PdBackend for Pd {
     fn register(self: Arc<Self>, memory: Memory, access: Access) -> Result<Arc<dyn MrBackend>> {
         self.device.check_process("reg_mr")?;
         let fail = |cause| Err(Error::new("reg_mr", cause));
-        if access.contains(Access::REMOTE_READ) && memory.segment().is_none() {
-            return fail(Cause::Unsupported { what: "remote reading of memory that is not a shared segment" });
+        // Peers would refuse anything else, and the connection with it.
+        let sealed = |segment| sys::seals(segment).is_ok_and(|seals| seals & SEALS == SEALS);
+        if access.contains(Access::REMOTE_READ) && !memory.segment().is_some_and(sealed) {
+            return fail(Cause::Unsupported { what: "remote reading of memory that is not a sealed segment" });
         }
         if access.contains(Access::MW_BIND) {
             return fail(Cause::Unsupported { what: "memory windows" });

@@ -269,10 +269,18 @@ impl Link {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
+        let mut came = 0;
         let descriptors = &mut self.descriptors;
-        let take = |fd| descriptors.push_back(fd);
+        let take = |fd| {
+            descriptors.push_back(fd);
+            came += 1;
+        };
         match sys::receive(self.stream.as_fd(), &mut self.buffer[self.end..], take) {
             Ok(received) => {
+                if received.cut && came < sys::MAX_FDS {
+                    // It was not for want of room in the message: this process may have no more open.
+                    return Err(Error::new(VERB, Cause::Os { errno: libc::EMFILE, call: "recvmsg" }));
+                }
                 if received.cut || self.descriptors.len() > MAX_WAITING {
                     return Err(malformed("more descriptors than frames that carry one"));
                 }

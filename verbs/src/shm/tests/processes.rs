@@ -343,3 +343,32 @@ fn a_fork_leaves_memory_whole() {
     assert_eq!(other.hear(), "whole");
     assert!(other.child.wait().unwrap().success());
 }
+
+#[test]
+#[ignore = "run in a process of its own by the test below: it lowers a limit"]
+fn few_descriptors() {
+    if std::env::var(ROLE).is_err() {
+        return;
+    }
+    let (a, b) = (End::new(), End::new());
+    let memory = crate::Memory::shared(4096, crate::memory::HugePages::Off).unwrap();
+    let (_qa, qb) = connect(&a, &b);
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid for the duration of the call.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
+    limit.rlim_cur = 3; // all that are open stay open, and none comes to them
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+    let _region = a.pd.register(memory, Access::REMOTE_READ).unwrap();
+    while qb.state() != QueuePairState::Error {
+        b.device.progress();
+    }
+    tell(&format!("{:?}", qb.failure().unwrap().cause));
+}
+
+#[test]
+fn no_room_for_a_descriptor_is_told() {
+    let mut other = Other::start("few_descriptors");
+    let cause = crate::Cause::Os { errno: libc::EMFILE, call: "recvmsg" };
+    assert_eq!(other.hear(), format!("{cause:?}"));
+}
