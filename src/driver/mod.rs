@@ -185,18 +185,20 @@ impl Core {
     fn with<R>(&self, call: impl FnOnce(&mut Engine) -> R) -> R {
         let mut state = lock(&self.state);
         let result = call(&mut state.engine);
-        self.settle(&mut state);
+        let woke = self.settle(&mut state);
         let next = state.engine.next_deadline();
         drop(state);
         let sleeps_too_long = next.is_some_and(|next| next < self.sleeping_until.load(Ordering::Acquire));
-        if sleeps_too_long || self.posted.iter().any(|posted| posted.load(Ordering::Acquire)) {
+        // Whoever has his result may be the one who sleeps with the reactor: unparking does not reach him there.
+        if woke || sleeps_too_long || self.posted.iter().any(|posted| posted.load(Ordering::Acquire)) {
             let _full_means_woken = self.waker.wake();
         }
         result
     }
 
-    /// Does what the engine wants done.
-    fn settle(&self, state: &mut State) {
+    /// Does what the engine wants done. Whether another thread has its result now.
+    fn settle(&self, state: &mut State) -> bool {
+        let mut woke = false;
         while let Some(action) = state.engine.next_action() {
             match action {
                 Action::Wake(operation) => {
@@ -204,6 +206,7 @@ impl Core {
                         && thread.id() != std::thread::current().id()
                     {
                         thread.unpark();
+                        woke = true;
                     }
                 }
                 other => state.net.perform(&mut state.engine, other),
@@ -214,6 +217,7 @@ impl Core {
                 posted.store(true, Ordering::Release);
             }
         }
+        woke
     }
 
     /// A caller begins to wait: the background thread gives him the reactor.

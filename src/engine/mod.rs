@@ -491,6 +491,7 @@ impl Engine {
         self.advance(now);
         self.closing = true;
         self.cancel_all_gets();
+        self.end_awaited_consumers();
         self.withdraw_all();
     }
 
@@ -505,6 +506,7 @@ impl Engine {
         self.advance(now);
         self.closing = true;
         self.cancel_all_gets();
+        self.end_awaited_consumers();
         self.withdraw_all();
         self.close_all_links();
     }

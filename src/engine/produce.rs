@@ -340,6 +340,15 @@ impl Engine {
         }
     }
 
+    /// Nobody comes any more.
+    pub(super) fn end_awaited_consumers(&mut self) {
+        for (operation, waiting) in self.consumers.iter_mut().filter(|(_, waiting)| !waiting.is_done()) {
+            waiting.done = Some(Err(Error::new("wait_for_consumers", ErrorKind::Closed)));
+            self.timers.cancel(Some(waiting.timer));
+            self.actions.push_back(Action::Wake(*operation));
+        }
+    }
+
     pub(super) fn check_key(&self, operation: &'static str, key: &[u8]) -> Result<()> {
         match key.len() {
             0 => Err(Error::new(operation, ErrorKind::KeyEmpty)),
