@@ -133,6 +133,8 @@ pub(super) struct Link {
     last_heard: Tick,
     pub(super) waiting: BTreeMap<u64, super::produce::WaitingGet>,
     pub(super) granted: BTreeSet<u64>,
+    /// The leases that the peer's last frame named, if that was a keep-alive: before a goodbye, all that it holds.
+    kept_last: Option<Vec<u64>>,
     watched: bool,
 }
 
@@ -171,6 +173,7 @@ impl Link {
             last_heard: 0,
             waiting: BTreeMap::new(),
             granted: BTreeSet::new(),
+            kept_last: None,
             watched: false,
         }
     }
@@ -444,6 +447,7 @@ impl Engine {
     }
 
     fn handle(&mut self, id: LinkId, incoming: Incoming) {
+        let kept = self.links.get_mut(&id).and_then(|link| link.kept_last.take());
         match incoming {
             Incoming::Established(peer) => self.established(id, peer),
             Incoming::QueuePairOpen { connection, provider, address } => {
@@ -457,9 +461,19 @@ impl Engine {
             Incoming::Cancel { request } => self.get_cancelled(id, request),
             Incoming::Close(entries) => self.closes_received(id, &entries),
             Incoming::Watermark { lease, watermark } => self.watermark_received(id, lease, watermark),
-            Incoming::KeepAlive { stamp, leases } => self.keep_alive_received(id, stamp, &leases),
+            Incoming::KeepAlive { stamp, leases } => {
+                self.keep_alive_received(id, stamp, &leases);
+                if let Some(link) = self.links.get_mut(&id) {
+                    link.kept_last = Some(leases);
+                }
+            }
             Incoming::KeepAliveAck { echo, lease, unknown } => self.kept_alive(id, echo, lease, &unknown),
-            Incoming::Goodbye(code) => self.fail_link(id, &Failure::Lost(format!("the peer left: {code}"))),
+            Incoming::Goodbye(code) => {
+                if let Some(kept) = kept {
+                    self.end_grants_but(id, &kept);
+                }
+                self.fail_link(id, &Failure::Lost(format!("the peer left: {code}")));
+            }
         }
     }
 
@@ -955,6 +969,12 @@ impl Engine {
             if link.session.send(&Frame::Close(wire::Close { entries: &entries })).is_err() {
                 link.closes = entries;
             }
+        }
+        if matches!(failure, Failure::Closing) && link.is_open() {
+            // Which leases live on, in views. Grants that are on their way reach nobody any more: without this list the
+            // producer could not tell them from those in use, and would wait for a word that nobody can give.
+            let leases: Vec<LeaseId> = link.held.keys().map(|lease| LeaseId::new(*lease)).collect();
+            let _too_late = link.session.send(&Frame::KeepAlive(KeepAlive { sent_at: self.now, leases: &leases }));
         }
         let goodbye = match failure {
             Failure::Closing => Some(GoodbyeCode::Closing),

@@ -780,6 +780,21 @@ impl Engine {
         }
     }
 
+    /// The peer of link `id` leaves and has said which leases it holds on to: it will use no other of this link.
+    pub(super) fn end_grants_but(&mut self, id: LinkId, held: &[u64]) {
+        let over: Vec<u64> = self
+            .grants
+            .iter()
+            .filter(|(lease, grant)| {
+                grant.link == id && matches!(grant.exposure, Exposure::Mapped) && !held.contains(lease)
+            })
+            .map(|(lease, _)| *lease)
+            .collect();
+        for lease in over {
+            self.end_grant(lease);
+        }
+    }
+
     /// Whether leases are left that were granted over link `id`.
     pub(super) fn has_grants(&self, id: LinkId) -> bool {
         self.grants.values().any(|grant| grant.link == id)
