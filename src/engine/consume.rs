@@ -24,7 +24,7 @@ use std::fmt;
 use std::sync::Arc;
 use towline_control::address::Address;
 use towline_control::wire::{self, CloseEntry, Frame, Get as GetFrame, GetFlags, Outcome, RefuseCode};
-use towline_verbs::{Cause, MappedView, QueuePairState, RemoteSlice};
+use towline_verbs::{Cause, CompletionStatus, MappedView, QueuePairState, RemoteSlice};
 
 /// Where a payload is to be had.
 #[derive(Debug, Clone)]
@@ -181,15 +181,13 @@ pub(super) struct Get {
     tries: u32,
     /// What the first failed try said, for when later ones can't even connect.
     lost: Option<String>,
+    /// How a read of the last try failed, if it was not for want of a connection: status and the provider's code.
+    refused: Option<(CompletionStatus, u32)>,
 }
 
 impl Get {
     fn name(&self) -> &'static str {
         if self.view { "view" } else { "get" }
-    }
-
-    pub(super) fn tries(&self) -> u32 {
-        self.tries
     }
 }
 
@@ -279,6 +277,7 @@ impl Engine {
             stage: Stage::AwaitLink,
             tries: 0,
             lost: None,
+            refused: None,
         };
         self.gets.insert(operation, get);
         self.try_get(operation);
@@ -356,6 +355,14 @@ impl Engine {
         if let Some(get) = self.gets.get_mut(&operation) {
             get.link = Some(link);
             get.stage = Stage::AwaitLink;
+        }
+    }
+
+    /// A read of the get's last try failed in this way.
+    pub(super) fn read_refused(&mut self, operation: OperationId, status: CompletionStatus, vendor: u32) {
+        let lost = matches!(status, CompletionStatus::Flushed | CompletionStatus::TransportRetryExceeded);
+        if let Some(get) = self.gets.get_mut(&operation) {
+            get.refused = (!lost).then_some((status, vendor));
         }
     }
 
@@ -448,8 +455,13 @@ impl Engine {
             get.lost = Some(why.to_owned());
         }
         if get.tries > self.config.limits.tries {
-            let why = get.lost.clone().unwrap_or_default();
-            self.give_up(operation, ErrorKind::PeerLost { why });
+            let kind = match get.refused {
+                Some((status, vendor)) => {
+                    ErrorKind::TransferFailed { status: status.text(), vendor, tries: self.config.limits.tries }
+                }
+                None => ErrorKind::PeerLost { why: get.lost.clone().unwrap_or_default() },
+            };
+            self.give_up(operation, kind);
             return;
         }
         self.stats.retries += 1;
@@ -476,7 +488,11 @@ impl Engine {
     pub(super) fn remote_again(&mut self, operation: OperationId) {
         let Some(get) = self.gets.get(&operation) else { return };
         match get.stage {
-            Stage::AwaitLink if get.link.is_none() => self.try_get(operation),
+            Stage::AwaitLink => match get.link {
+                None => self.try_get(operation),
+                Some(link) if self.links.get(&link).is_some_and(Link::is_open) => self.send_request(link, operation),
+                Some(_) => {}
+            },
             Stage::AwaitRemote(..) => self.try_remote(operation),
             _ => {}
         }

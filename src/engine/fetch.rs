@@ -15,7 +15,8 @@ use towline_control::wire::{CloseEntry, Outcome};
 use towline_core::Word;
 use towline_core::transfer::{self, Cause, Progress, Reason, TransferId, TransferTable, WorkRequestId};
 use towline_verbs::{
-    Access, Completion, CompletionStatus, LocalSlice, Memory, MemoryRegion, Opcode, QueuePair, WorkRequest,
+    Access, Completion, CompletionStatus, LocalSlice, Memory, MemoryRegion, Opcode, QueuePair, QueuePairState,
+    WorkRequest,
 };
 
 /// Where the bytes go.
@@ -446,17 +447,16 @@ impl Engine {
     fn fetch_failed(&mut self, fetch: &Fetch, status: CompletionStatus, vendor: u32) {
         let operation = fetch.operation;
         self.close_lease_of(fetch.peer, CloseEntry::new(fetch.lease, Outcome::Failed));
-        if self.links.get(&fetch.link).is_some_and(|link| !link.is_open()) {
-            // The whole link has failed, and its gets are tried again together when it is gone.
-            self.await_link(operation);
-            return;
+        self.read_refused(operation, status, vendor);
+        self.await_link(operation);
+        // A failed read breaks its queue pair, and that the whole link: its gets are tried again together when it is
+        // gone, whether that was noticed before the completion or will be after it.
+        let breaks = |link: &super::link::Link| {
+            !link.is_open() || link.queue_pair.as_ref().is_none_or(|qp| qp.state() == QueuePairState::Error)
+        };
+        if !self.links.get(&fetch.link).is_some_and(breaks) {
+            self.again(operation, status.text());
         }
-        let tries = self.gets.get(&operation).map_or(0, super::consume::Get::tries) + 1;
-        if tries > self.config.limits.tries {
-            self.finish(operation, Err(ErrorKind::TransferFailed { status: status.text(), vendor, tries }));
-            return;
-        }
-        self.again(operation, status.text());
     }
 
     /// Gives a fetch up; returns the bytes that stay in quarantine, 0 when nothing was outstanding.
