@@ -1,5 +1,7 @@
 //! Putting and getting: buffers, parts, keys, tickets, consumers.
 
+#![allow(clippy::unwrap_used)] // also in the helpers of tests
+
 mod common;
 
 use common::*;

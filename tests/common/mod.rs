@@ -16,7 +16,7 @@ mod sys;
 pub use content::{Got, How, Spec, fill, hash, part, words};
 pub use fake::{Consumer, Producer, deadline, session_config};
 pub use options::Options;
-pub use process::{Failure, Pending, Process, alone};
+pub use process::{Failure, Pending, Process, Source, alone};
 pub use proxy::Proxy;
 pub use sys::{Signal, forked};
 

@@ -167,29 +167,29 @@ impl Process {
     }
 
     #[track_caller]
-    pub fn get(&self, from: impl Into<From>, timeout: Duration) -> Result<Got, Failure> {
+    pub fn get(&self, from: impl Into<Source>, timeout: Duration) -> Result<Got, Failure> {
         self.begin_get(from, timeout).got()
     }
 
-    pub fn begin_get(&self, from: impl Into<From>, timeout: Duration) -> Pending {
+    pub fn begin_get(&self, from: impl Into<Source>, timeout: Duration) -> Pending {
         self.begin(&["get", &from.into().0, &timeout.as_millis().to_string()])
     }
 
     /// As [`get`](Self::get), and keeps the payload under `name`.
     #[track_caller]
-    pub fn get_and_keep(&self, from: impl Into<From>, timeout: Duration, name: &str) -> Result<Got, Failure> {
+    pub fn get_and_keep(&self, from: impl Into<Source>, timeout: Duration, name: &str) -> Result<Got, Failure> {
         self.begin(&["get", &from.into().0, &timeout.as_millis().to_string(), name]).got()
     }
 
     /// A view that is read and dropped.
     #[track_caller]
-    pub fn view(&self, from: impl Into<From>, timeout: Duration) -> Result<Got, Failure> {
+    pub fn view(&self, from: impl Into<Source>, timeout: Duration) -> Result<Got, Failure> {
         self.begin(&["view", &from.into().0, &timeout.as_millis().to_string()]).got()
     }
 
     /// A view that is kept under `name`.
     #[track_caller]
-    pub fn view_and_keep(&self, from: impl Into<From>, timeout: Duration, name: &str) -> Result<Got, Failure> {
+    pub fn view_and_keep(&self, from: impl Into<Source>, timeout: Duration, name: &str) -> Result<Got, Failure> {
         self.begin(&["view", &from.into().0, &timeout.as_millis().to_string(), name]).got()
     }
 
@@ -283,15 +283,15 @@ fn numbers(text: &str) -> BTreeMap<String, u64> {
 
 /// Where a payload is to be had, in a command.
 #[derive(Debug, Clone)]
-pub struct From(String);
+pub struct Source(String);
 
-impl std::convert::From<&Ticket> for From {
+impl From<&Ticket> for Source {
     fn from(ticket: &Ticket) -> Self {
         Self(ticket.to_string())
     }
 }
 
-impl<A: AsRef<str>, K: AsRef<str>> std::convert::From<(A, K)> for From {
+impl<A: AsRef<str>, K: AsRef<str>> From<(A, K)> for Source {
     fn from((address, key): (A, K)) -> Self {
         Self(format!("{}|{}", address.as_ref(), key.as_ref()))
     }
@@ -398,6 +398,7 @@ impl OnceState {
             }
             ["close", timeout] => stats_text(&endpoint.close(time(timeout))),
             ["stats"] => stats_text(&endpoint.stats()),
+            ["port"] => listening_port(),
             ["own_kib"] => {
                 let status = std::fs::read_to_string("/proc/self/status").unwrap();
                 let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -406,6 +407,23 @@ impl OnceState {
             other => panic!("no command: {other:?}"),
         })
     }
+}
+
+/// The one TCP port at which this process listens at 127.0.0.1, whatever it advertises.
+fn listening_port() -> String {
+    const LISTEN: &str = "0A";
+    let own: Vec<String> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let port = table.lines().skip(1).find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let ours = fields[3] == LISTEN && own.iter().any(|inode| inode == fields[9]);
+        ours.then(|| u16::from_str_radix(fields[1].split_once(':').unwrap().1, 16).unwrap())
+    });
+    format!("127.0.0.1:{}", port.expect("it listens"))
 }
 
 fn origin(text: &str) -> Origin {
