@@ -355,7 +355,8 @@ fn endpoints_that_come_and_go_leave_nothing_behind() {
         return;
     }
     let cycle = |number: u64| {
-        let (producer, consumer) = (endpoint(MIB), if number % 2 == 0 { endpoint(MIB) } else { tcp_endpoint(MIB) });
+        let (producer, consumer) =
+            (endpoint(MIB), if number.is_multiple_of(2) { endpoint(MIB) } else { tcp_endpoint(MIB) });
         let spec = Spec::bytes(100 * KIB, number);
         let ticket = spec.put(&producer, "key", &PutOptions::default()).unwrap();
         spec.check(&consumer.get(&ticket, LONG).unwrap());
