@@ -4,8 +4,9 @@
 //! begin, and whoever follows it looks at the tree. So hints may be stale, missing or lost between threads, whatever
 //! they hold: a search that finds nothing by them reads the tree itself. They decide speed and fit only.
 //!
-//! Sets are bitmaps in levels with a summary bit above each word. Levels below the top are written by plain stores (a
-//! lost bit is a lost hint); the top words, in which neighbours of all threads meet, by read-modify-writes.
+//! Sets are bitmaps in levels with a summary bit above each word. They are written by plain stores, so that two threads
+//! that change one word at the same time may lose one of the changes: a run that no hint leads to is found again when a
+//! neighbour of it is released, or by a reading of the tree, which notes every run that it passes.
 
 use super::shape::Levels;
 use crate::sync::Word;
@@ -73,7 +74,7 @@ impl Hints<'_> {
             let (word, bit) = (self.word(bin, level, at / 64), 1 << (at % 64));
             let bits = word.hint();
             if bits & bit == 0 {
-                if level + 1 == self.levels.count { word.hint_or(bit) } else { word.set_hint(bits | bit) }
+                word.set_hint(bits | bit);
             }
             at /= 64;
         }
@@ -90,12 +91,6 @@ impl Hints<'_> {
         for level in 0..self.levels.count {
             let (word, bit) = (self.word(bin, level, at / 64), 1 << (at % 64));
             let bits = word.hint();
-            if level + 1 == self.levels.count {
-                if bits & bit != 0 {
-                    word.hint_and(!bit);
-                }
-                return;
-            }
             if bits & bit != 0 {
                 word.set_hint(bits & !bit);
             }
@@ -176,7 +171,7 @@ impl Hints<'_> {
     #[cold]
     fn forget(self, bin: usize, level: usize, at: u64) {
         let (word, bit) = (self.word(bin, level, at / 64), 1 << (at % 64));
-        if level + 1 == self.levels.count { word.hint_and(!bit) } else { word.set_hint(word.hint() & !bit) }
+        word.set_hint(word.hint() & !bit);
     }
 }
 

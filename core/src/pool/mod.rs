@@ -309,6 +309,7 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
                     }
                     contended = true;
                 }
+                self.hints().set(run.len(), run.start / 64); // in case no hint leads to it
                 at = run.end;
             }
             // What was seen taken was taken at that time, and nothing became free since, but for what calls have in
@@ -435,12 +436,12 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
         true
     }
 
-    /// The hint to this run is stale. Others may begin in the same word, if they are short: their hint stays, and is
-    /// cleared by who follows it and finds none.
+    /// The hint to this run is stale. Another short run of its length may begin in the same word: then the hint stays.
     #[inline]
     fn forget(&self, run: Run) {
-        if run.len() >= 64 {
-            self.hints().clear(bin_of(run.len()), run.start / 64);
+        let (len, index) = (run.len(), run.start / 64);
+        if len >= 64 || !any_of(self.tree().free_in(index), len) {
+            self.hints().clear(bin_of(len), index);
         }
     }
 
@@ -569,6 +570,19 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
 fn place_in(run: Run, granules: u64, align: u64) -> Option<Run> {
     let start = run.end.checked_sub(granules)? & !(align - 1);
     (start >= run.start).then_some(Run { start, end: start + granules })
+}
+
+/// Whether a run of exactly `len` set bits, fewer than 64, lies in the word.
+#[inline]
+fn any_of(bits: u64, len: u64) -> bool {
+    let (mut begins, mut have) = (bits, 1);
+    while have < len {
+        let step = have.min(len - have);
+        begins &= begins >> step;
+        have += step;
+    }
+    // Bits that begin `len` set ones, with none below and none above.
+    begins & !(bits << 1) & !(begins >> 1) != 0
 }
 
 /// The lowest bit that begins a run of at least `least` set bits, all within the word.

@@ -90,12 +90,19 @@ impl Tree<'_> {
     #[inline]
     fn free_bits(self, level: usize, index: u64) -> u64 {
         let bits = self.word(level, index).load(Ordering::Acquire);
-        if bits == ALL && !self.is_top(level) && self.is_free(level + 1, index) { ALL } else { !bits }
+        if bits != ALL || self.is_top(level) || !self.is_free(level + 1, index) { !bits } else { ALL }
     }
 
-    #[inline(never)]
+    #[inline]
     fn is_free(self, level: usize, bit: u64) -> bool {
-        self.free_bits(level, bit / 64) >> (bit % 64) & 1 == 1
+        let bits = self.word(level, bit / 64).load(Ordering::Acquire);
+        if bits != ALL { bits >> (bit % 64) & 1 == 0 } else { self.is_closed_above(level, bit / 64) }
+    }
+
+    /// Whether a word that is all ones is closed.
+    #[inline(never)]
+    fn is_closed_above(self, level: usize, index: u64) -> bool {
+        !self.is_top(level) && self.is_free(level + 1, index)
     }
 
     /// The free granules of word `index` of the lowest level.
@@ -106,8 +113,7 @@ impl Tree<'_> {
 
     #[inline]
     pub(super) fn is_granule_free(self, granule: u64) -> bool {
-        let bits = self.word(0, granule / 64).load(Ordering::Acquire);
-        if bits == ALL { self.is_free(0, granule) } else { bits >> (granule % 64) & 1 == 0 }
+        self.is_free(0, granule)
     }
 
     /// The first granule from `from` on that is taken; the region's end if none.
