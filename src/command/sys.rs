@@ -55,6 +55,56 @@ pub(crate) fn cpu_seconds() -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
+/// Which of the cores that this thread may run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Core {
+    First,
+    Last,
+}
+
+/// Keeps this thread on one core while it lives.
+#[derive(Debug)]
+pub(crate) struct OnCore {
+    before: Option<libc::cpu_set_t>,
+}
+
+impl OnCore {
+    /// On a system that does not allow it the thread stays free: the measurement is then as good as the scheduler's
+    /// choice.
+    pub(crate) fn keep(core: Core) -> Self {
+        let size = size_of::<libc::cpu_set_t>();
+        // SAFETY: a `cpu_set_t` is a plain bit set, for which all zeros is the empty set.
+        let mut before: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        // SAFETY: thread 0 is the calling one; `before` is a valid place of `size` bytes for its set.
+        if unsafe { libc::sched_getaffinity(0, size, &raw mut before) } != 0 {
+            return Self { before: None };
+        }
+        // SAFETY: `cpu` is below the number of bits of the set.
+        let mut cores = (0..libc::CPU_SETSIZE as usize).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &before) });
+        let chosen = match core {
+            Core::First => cores.next(),
+            Core::Last => cores.next_back(),
+        };
+        let Some(chosen) = chosen else { return Self { before: None } };
+        // SAFETY: as above.
+        let mut one: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `chosen` is below the number of bits of the set.
+        unsafe { libc::CPU_SET(chosen, &mut one) };
+        // SAFETY: thread 0 is the calling one; `one` is a valid set of `size` bytes.
+        let kept = unsafe { libc::sched_setaffinity(0, size, &raw const one) } == 0;
+        Self { before: kept.then_some(before) }
+    }
+}
+
+impl Drop for OnCore {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            // SAFETY: as in `keep`; the set is the one that the thread had.
+            let _free_again = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), before) };
+        }
+    }
+}
+
 /// Asks the kernel to kill this process when the thread that started it ends.
 pub(crate) fn die_with_parent() -> io::Result<()> {
     // SAFETY: this option takes one integer and touches no memory.

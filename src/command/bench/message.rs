@@ -4,6 +4,7 @@ use super::report::Clock;
 use super::{limits, mover};
 use crate::command::Failure;
 use crate::command::args::{Mode, Path, Verify};
+use crate::command::sys::{Core, OnCore};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -59,8 +60,11 @@ impl Stream {
         }
     }
 
-    /// Sends `rounds` pings, each after the answer to the one before; the time of each in nanoseconds.
+    /// Sends `rounds` pings, each after the answer to the one before; the time of each in nanoseconds. Both ends keep to
+    /// a core of their own meanwhile, as a producer and a consumer have: left to itself, the scheduler may put both on one
+    /// core, where a round trip is no more than two context switches, and does so in some runs and not in others.
     pub(crate) fn ping(&mut self, rounds: u32) -> io::Result<Vec<u64>> {
+        let _core = OnCore::keep(Core::First);
         let mut bytes = [1; PING];
         let mut times = Vec::with_capacity(rounds as usize);
         for _ in 0..rounds {
@@ -74,6 +78,7 @@ impl Stream {
 
     /// Answers `rounds` pings.
     pub(crate) fn echo(&mut self, rounds: u32) -> io::Result<()> {
+        let _core = OnCore::keep(Core::Last);
         let mut bytes = [0; PING];
         for _ in 0..rounds {
             self.read_exact(&mut bytes)?;
