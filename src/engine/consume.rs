@@ -378,7 +378,7 @@ impl Engine {
                 link.requests.remove(&request);
             }
             if let Some(link) = link {
-                self.send(link, &Frame::Cancel(wire::Cancel { request }));
+                self.cancel_on(link, request);
             }
         }
     }
@@ -558,7 +558,7 @@ impl Engine {
                     open.requests.remove(&request);
                 }
                 if let Some(link) = link {
-                    self.send(link, &Frame::Cancel(wire::Cancel { request }));
+                    self.cancel_on(link, request);
                 }
             }
             Stage::AwaitRoom(leased) | Stage::AwaitRemote(leased, ..) => {
@@ -799,7 +799,15 @@ impl Engine {
                     leased.segments.iter().map(|segment| queue_pair.map(*segment)).collect();
                 match views {
                     Ok(views) => Some(views),
-                    Err(error) if matches!(error.cause, Cause::NotFound { .. }) && now < *since + PATIENCE => None,
+                    // Its segment is on its way; or its end of the queue pair is gone, which the link is about to learn.
+                    Err(error)
+                        if matches!(
+                            error.cause,
+                            Cause::NotFound { .. } | Cause::Disconnected | Cause::State { .. }
+                        ) && now < *since + PATIENCE =>
+                    {
+                        None
+                    }
                     Err(error) => {
                         self.give_up(operation, ErrorKind::Verbs(error));
                         return;

@@ -81,6 +81,7 @@ pub(super) struct Fetch {
     id: TransferId,
     operation: OperationId,
     link: LinkId,
+    /// The incarnation that granted the lease.
     peer: [u8; 16],
     lease: u64,
     layout: Layout,
@@ -239,9 +240,11 @@ impl Engine {
     }
 
     fn post_link(&mut self, id: LinkId) {
-        let (most, most_bytes) = (self.config.limits.send_queue, self.config.limits.in_flight);
+        let (send_queue, most_bytes) = (self.config.limits.send_queue, self.config.limits.in_flight);
         let Some(link) = self.links.get_mut(&id) else { return };
-        let Some(queue_pair) = link.queue_pair.clone() else { return };
+        let (Some(queue_pair), Some(rail)) = (link.queue_pair.clone(), link.rail) else { return };
+        // As many as the queue pair was made for.
+        let most = send_queue.min(self.rails[rail].device.info().capabilities.max_send_wr);
         let mut requests = Vec::new();
         let mut counted: Vec<(u64, u64)> = Vec::new();
         let mut stalled = 0;
@@ -392,6 +395,7 @@ impl Engine {
             }
             return;
         }
+        // Also when its link has ended: what is mapped stays exposed until its reader says that he is done.
         let outcome = if fencing { Outcome::Failed } else { Outcome::TimedOut };
         self.close_lease_of(fetch.peer, CloseEntry::new(fetch.lease, outcome));
         drop(fetch.place);

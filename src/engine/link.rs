@@ -63,6 +63,14 @@ pub(super) struct Peer {
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
     pub(super) closes: Vec<CloseEntry>,
+    /// Requests whose grants, if there were any, nobody here will use.
+    pub(super) cancels: Vec<u64>,
+}
+
+impl Orphans {
+    fn is_empty(&self) -> bool {
+        self.closes.is_empty() && self.cancels.is_empty()
+    }
 }
 
 /// Where a link leads, as its dialer was asked.
@@ -119,8 +127,12 @@ pub(super) struct Link {
     pub(super) closes: Vec<CloseEntry>,
     closes_timer: Option<TimerId>,
     keep_alive_timer: Option<TimerId>,
-    /// When the oldest keep-alive was sent that the peer has not been heard after.
-    asked: Option<Tick>,
+    /// Keep-alives sent since anything was heard of the peer.
+    unanswered: u32,
+    /// What we said about mapped leases, until the peer has answered a later keep-alive: it is said again over the next
+    /// link if this one ends before (I11).
+    unconfirmed: Orphans,
+    confirming: VecDeque<(Tick, Orphans)>,
     /// Work requests and bytes in flight on the queue pair.
     pub(super) outstanding: u32,
     pub(super) in_flight: u64,
@@ -129,8 +141,6 @@ pub(super) struct Link {
 
     /// Producer's side: the newest stamp of the peer's clock, waiting gets, leases granted.
     pub(super) newest_stamp: u64,
-    /// When bytes of the peer last came.
-    last_heard: Tick,
     pub(super) waiting: BTreeMap<u64, super::produce::WaitingGet>,
     pub(super) granted: BTreeSet<u64>,
     /// The leases that the peer's last frame named, if that was a keep-alive: before a goodbye, all that it holds.
@@ -165,12 +175,13 @@ impl Link {
             closes: Vec::new(),
             closes_timer: None,
             keep_alive_timer: None,
-            asked: None,
+            unanswered: 0,
+            unconfirmed: Orphans::default(),
+            confirming: VecDeque::new(),
             outstanding: 0,
             in_flight: 0,
             turn: VecDeque::new(),
             newest_stamp: 0,
-            last_heard: 0,
             waiting: BTreeMap::new(),
             granted: BTreeSet::new(),
             kept_last: None,
@@ -310,7 +321,6 @@ impl Engine {
         self.advance(now);
         if let Some(link) = self.links.get_mut(&id) {
             link.session.filled(len);
-            link.last_heard = now;
             self.process_input(id);
         }
     }
@@ -337,6 +347,8 @@ impl Engine {
     /// The process at the other end of a Unix link has ended (also after the link did): a fence for whatever it mapped.
     pub fn process_ended(&mut self, now: Tick, id: LinkId) {
         self.advance(now);
+        // Nothing more may be granted to it, also if its connection has not broken yet.
+        self.fail_link(id, &Failure::Lost("its process has ended".to_owned()));
         self.fence_by_process(id);
     }
 
@@ -427,7 +439,10 @@ impl Engine {
             match link.session.next_event() {
                 Ok(None) => break,
                 Ok(Some(event)) => match own(event) {
-                    Some(incoming) => self.handle(id, incoming),
+                    Some(incoming) => {
+                        link.unanswered = 0;
+                        self.handle(id, incoming);
+                    }
                     None => {
                         self.fail_link(id, &Failure::Protocol("a frame that has no place here".to_owned()));
                         return;
@@ -758,13 +773,20 @@ impl Engine {
         }
         let Some(incarnation) = link.incarnation() else { return };
         self.by_incarnation.insert(incarnation, id);
-        if let Some(orphans) = self.orphans.remove(&incarnation) {
-            for entry in orphans.closes {
-                self.close_lease_on(id, entry);
-            }
-        }
+        self.say_again(id, incarnation);
         self.send_requests(id);
         self.serve_link(id);
+    }
+
+    /// Says what an earlier link to the same endpoint may not have brought there.
+    fn say_again(&mut self, id: LinkId, incarnation: [u8; 16]) {
+        let Some(orphans) = self.orphans.remove(&incarnation) else { return };
+        for entry in orphans.closes {
+            self.close_lease_on(id, entry);
+        }
+        for request in orphans.cancels {
+            self.cancel_on(id, request);
+        }
     }
 
     /// Finds queue pairs that failed by themselves: the next candidate if it never worked, a new link otherwise.
@@ -859,7 +881,37 @@ impl Engine {
         self.timers.cancel(link.closes_timer.take());
         if !link.closes.is_empty() {
             let entries = std::mem::take(&mut link.closes);
-            self.send(id, &Frame::Close(towline_control::wire::Close { entries: &entries }));
+            self.note_said(id, |said| said.closes.extend_from_slice(&entries));
+            self.send(id, &Frame::Close(wire::Close { entries: &entries }));
+            self.confirm_later(id);
+        }
+    }
+
+    /// Tells the peer that no grant of `request` will be used.
+    pub(super) fn cancel_on(&mut self, id: LinkId, request: u64) {
+        self.note_said(id, |said| said.cancels.push(request));
+        self.send(id, &Frame::Cancel(wire::Cancel { request }));
+        self.confirm_later(id);
+    }
+
+    /// Notes what is being said where only our word ends a lease, until it is known to have arrived. Elsewhere the peer
+    /// fences by itself what it exposed over a link that ends.
+    fn note_said(&mut self, id: LinkId, note: impl FnOnce(&mut Orphans)) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        if link.rail.is_some_and(|rail| self.rails[rail].device.info().capabilities.mappable) {
+            note(&mut link.unconfirmed);
+        }
+    }
+
+    /// Has a keep-alive follow what was noted: its answer says that it arrived.
+    fn confirm_later(&mut self, id: LinkId) {
+        const MANY: usize = 1024;
+        let Some(link) = self.links.get_mut(&id) else { return };
+        if link.unconfirmed.closes.len() + link.unconfirmed.cancels.len() >= MANY {
+            self.timers.cancel(link.keep_alive_timer.take());
+            self.send_keep_alive(id);
+        } else if !link.unconfirmed.is_empty() {
+            self.start_keep_alive(id);
         }
     }
 
@@ -873,22 +925,24 @@ impl Engine {
     }
 
     pub(super) fn send_keep_alive(&mut self, id: LinkId) {
+        /// Counted, not timed: a process that stood still itself has sent none meanwhile.
+        const UNANSWERED: u32 = 2;
         let now = self.now;
         let Some(link) = self.links.get_mut(&id) else { return };
         link.keep_alive_timer = None;
-        if link.held.is_empty() && link.requests.is_empty() {
-            link.asked = None;
+        let idle = link.held.is_empty() && link.requests.is_empty();
+        if idle && link.unconfirmed.is_empty() && link.confirming.is_empty() {
             return;
         }
         // Each keep-alive is answered: a peer that leaves several unanswered is not there any more, whatever TCP thinks.
-        match link.asked {
-            Some(since) if link.last_heard < since && now.saturating_sub(since) >= self.config.times.lease / 2 => {
-                let why = "keep-alives were not answered for half a lease".to_owned();
-                self.fail_link(id, &Failure::Lost(why));
-                return;
-            }
-            Some(since) if link.last_heard < since => {}
-            _ => link.asked = Some(now),
+        if link.unanswered >= UNANSWERED {
+            let why = "keep-alives were not answered for half a lease";
+            self.fail_link(id, &Failure::Lost(why.to_owned()));
+            return;
+        }
+        link.unanswered += 1;
+        if !link.unconfirmed.is_empty() {
+            link.confirming.push_back((now, std::mem::take(&mut link.unconfirmed)));
         }
         let leases: Vec<LeaseId> = link.held.keys().map(|lease| LeaseId::new(*lease)).collect();
         self.send(id, &Frame::KeepAlive(KeepAlive { sent_at: now, leases: &leases }));
@@ -901,6 +955,10 @@ impl Engine {
         // A stamp that we never sent would lengthen the lease beyond what the producer grants.
         if echo > self.now {
             return;
+        }
+        // Frames arrive in order: what was said before that keep-alive has arrived.
+        while link.confirming.front().is_some_and(|(said, _)| *said <= echo) {
+            link.confirming.pop_front();
         }
         let until = echo.saturating_add(lease.min(self.config.times.lease.saturating_mul(100))).saturating_sub(margin);
         for (held, deadline) in &mut link.held {
@@ -923,13 +981,28 @@ impl Engine {
         }
         self.closing_output(id, &mut link, failure);
         self.actions.push_back(Action::Close(id));
-        for request in link.waiting.keys() {
-            self.forget_waiting(id, *request, &link.waiting);
-        }
+        self.forget_waiting(id, std::mem::take(&mut link.waiting));
         if let Some(incarnation) = link.incarnation() {
             let closes = std::mem::take(&mut link.closes);
-            if !closes.is_empty() && !matches!(failure, Failure::Closing) {
-                self.orphans.entry(incarnation).or_default().closes.extend(closes);
+            // A grant may be on its way to this link: what a mapping exposes stays exposed until we say that we do not
+            // use it.
+            let cancels: Vec<u64> = std::mem::take(&mut link.requests).into_keys().collect();
+            let mut left = std::mem::take(&mut link.unconfirmed);
+            left.closes.extend(closes);
+            left.cancels.extend(cancels);
+            for (_, said) in link.confirming.drain(..) {
+                left.closes.extend(said.closes);
+                left.cancels.extend(said.cancels);
+            }
+            if !left.is_empty() && !matches!(failure, Failure::Closing) {
+                let orphans = self.orphans.entry(incarnation).or_default();
+                orphans.closes.extend(left.closes);
+                orphans.cancels.extend(left.cancels);
+            }
+            let other = self.links.iter().find(|(_, link)| link.is_open() && link.incarnation() == Some(incarnation));
+            if let Some(other) = other.map(|(other, _)| *other) {
+                self.by_incarnation.entry(incarnation).or_insert(other);
+                self.say_again(other, incarnation);
             }
         }
         self.fence_grants_of(&link);
@@ -965,10 +1038,8 @@ impl Engine {
             return;
         }
         if matches!(link.state, State::Open | State::Broken) && !link.closes.is_empty() {
-            let entries = std::mem::take(&mut link.closes);
-            if link.session.send(&Frame::Close(wire::Close { entries: &entries })).is_err() {
-                link.closes = entries;
-            }
+            // Nobody will answer this time: they are said once more over the next link.
+            let _best_effort = link.session.send(&Frame::Close(wire::Close { entries: &link.closes }));
         }
         if matches!(failure, Failure::Closing) && link.is_open() {
             // Which leases live on, in views. Grants that are on their way reach nobody any more: without this list the

@@ -274,6 +274,8 @@ enum Timer {
     Broken(LinkId, String),
     /// Leases to be reported as closed.
     Closes(LinkId),
+    /// A get of a peer that waits for a payload.
+    Waiting(LinkId, u64),
     /// Leases or waiting gets to be kept alive.
     KeepAlive(LinkId),
     /// A granted lease's end.
@@ -545,6 +547,7 @@ impl Engine {
                 Timer::Handshake(link) => self.handshake_deadline(link),
                 Timer::Broken(link, why) => self.broken_deadline(link, why),
                 Timer::Closes(link) => self.send_closes(link),
+                Timer::Waiting(link, request) => self.waiting_deadline(link, request),
                 Timer::KeepAlive(link) => self.send_keep_alive(link),
                 Timer::Grant(grant) => self.grant_deadline(grant),
                 Timer::Fences => self.look_at_fences(),

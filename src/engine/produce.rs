@@ -103,6 +103,7 @@ impl fmt::Debug for Payload {
 /// A lease that a peer holds.
 pub(super) struct Grant {
     link: LinkId,
+    request: u64,
     peer: [u8; 16],
     payload: PayloadId,
     exposure: Exposure,
@@ -137,6 +138,9 @@ pub(super) struct WaitingGet {
     sent_at: u64,
     max_eager: u32,
     view: bool,
+    /// How long its consumer waits.
+    wait: Tick,
+    timer: Option<TimerId>,
 }
 
 #[derive(Debug, Clone)]
@@ -156,6 +160,8 @@ impl WaitingGet {
             sent_at: frame.sent_at,
             max_eager: frame.max_eager,
             view: frame.flags.contains(GetFlags::VIEW),
+            wait: frame.wait_us.saturating_mul(1000),
+            timer: None,
         }
     }
 }
@@ -523,18 +529,53 @@ impl Engine {
                 }
             },
         }
+        let now = self.now;
+        if let Some(get) = self.links.get_mut(&id).and_then(|link| link.waiting.get_mut(&request)) {
+            // A little later than its consumer gives up by itself.
+            let at = now.saturating_add(get.wait).saturating_add(self.config.times.drift_margin);
+            get.timer = Some(self.timers.set(at, Timer::Waiting(id, request)));
+        }
+    }
+
+    /// A get has waited for as long as its consumer does; he may be gone without a word.
+    pub(super) fn waiting_deadline(&mut self, id: LinkId, request: u64) {
+        let get = self.links.get(&id).and_then(|link| link.waiting.get(&request)).cloned();
+        if let Some(get) = get {
+            self.forget_get(id, &get);
+            self.refuse(id, request, RefuseCode::TimedOut, 0, "");
+        }
+    }
+
+    fn no_longer_waiting(&mut self, id: LinkId, request: u64) -> Option<WaitingGet> {
+        let mut get = self.links.get_mut(&id)?.waiting.remove(&request)?;
+        self.timers.cancel(get.timer.take());
+        Some(get)
     }
 
     /// The peer does not wait for `request` any more.
     pub(super) fn get_cancelled(&mut self, id: LinkId, request: u64) {
-        let Some(link) = self.links.get_mut(&id) else { return };
-        let Some(get) = link.waiting.remove(&request) else { return };
-        self.forget_get(id, &get);
+        let Some(peer) = self.links.get(&id).and_then(Link::incarnation) else { return };
+        // It may have come over an older link, which has ended for the peer and not yet here.
+        let own = |link: &&Link| link.incarnation() == Some(peer) && link.waiting.contains_key(&request);
+        let link = self.links.iter().find(|(_, link)| own(link)).map(|(link, _)| *link);
+        if let Some(link) = link
+            && let Some(get) = self.no_longer_waiting(link, request)
+        {
+            self.forget_get(link, &get);
+            return;
+        }
+        // It was granted: over this link, or over one that ended before the grant arrived. It will not be used.
+        let granted = self.grants.iter().find(|(_, grant)| grant.peer == peer && grant.request == request);
+        if let Some(lease) = granted.map(|(lease, _)| *lease) {
+            self.close_grant(lease, id, false);
+        }
     }
 
-    pub(super) fn forget_waiting(&mut self, id: LinkId, request: u64, waiting: &BTreeMap<u64, WaitingGet>) {
-        if let Some(get) = waiting.get(&request) {
-            self.forget_get(id, get);
+    /// A link has ended with gets of its peer waiting.
+    pub(super) fn forget_waiting(&mut self, id: LinkId, waiting: BTreeMap<u64, WaitingGet>) {
+        for mut get in waiting.into_values() {
+            self.timers.cancel(get.timer.take());
+            self.forget_get(id, &get);
         }
     }
 
@@ -587,8 +628,8 @@ impl Engine {
 
     fn grant(&mut self, id: PayloadId, link_id: LinkId, request: u64) {
         let lease_time = self.config.times.lease;
-        let Some(link) = self.links.get_mut(&link_id) else { return };
-        let Some(get) = link.waiting.remove(&request) else { return };
+        let Some(get) = self.no_longer_waiting(link_id, request) else { return };
+        let Some(link) = self.links.get(&link_id) else { return };
         let Some(peer) = link.incarnation() else { return };
         let echo = link.newest_stamp.max(get.sent_at);
         let lease = self.next_grant;
@@ -640,7 +681,7 @@ impl Engine {
         let timer = self.timers.set(deadline, Timer::Grant(lease));
         self.grants.insert(
             lease,
-            Grant { link: link_id, peer, payload: id, exposure, deadline, timer: Some(timer), fencing: false },
+            Grant { link: link_id, request, peer, payload: id, exposure, deadline, timer: Some(timer), fencing: false },
         );
         if let Some(payload) = self.payload_mut(id) {
             payload.readers += 1;
@@ -692,9 +733,7 @@ impl Engine {
     }
 
     fn refuse(&mut self, link: LinkId, request: u64, code: RefuseCode, have: u64, text: &str) {
-        if let Some(link) = self.links.get_mut(&link) {
-            link.waiting.remove(&request);
-        }
+        let _answered = self.no_longer_waiting(link, request);
         self.send(link, &Frame::Refuse(wire::Refuse { request, code, need: 0, have, text }));
     }
 
@@ -714,7 +753,7 @@ impl Engine {
         for entry in entries {
             // A lease is its holder's to close, over whichever link he has now; one that is unknown was closed before.
             if self.grants.get(&entry.lease()).is_some_and(|grant| grant.peer == peer) {
-                self.close_grant(entry.lease(), entry.outcome() == Outcome::Delivered);
+                self.close_grant(entry.lease(), id, entry.outcome() == Outcome::Delivered);
             }
         }
     }
@@ -835,14 +874,21 @@ impl Engine {
 
     /// Its holder says that he is done. That word frees what he could only read: keys of its own are taken back besides,
     /// and where a copier is still inside, its leaving is awaited.
-    fn close_grant(&mut self, lease: u64, delivered: bool) {
+    fn close_grant(&mut self, lease: u64, over: LinkId, delivered: bool) {
         if delivered {
             self.consumed(lease);
         }
-        match self.grants.get(&lease).map(|grant| &grant.exposure) {
-            Some(Exposure::Windows(windows)) if !invalidated(windows) => self.start_fence(lease),
-            Some(_) => self.end_grant(lease),
-            None => {}
+        let Some(grant) = self.grants.get(&lease) else { return };
+        let inside = match &grant.exposure {
+            Exposure::Windows(windows) => !invalidated(windows),
+            // His word came past requests of his that may still be on their way over the older queue pair.
+            Exposure::Region(queue_pair) => (grant.fencing || grant.link != over) && !queue_pair.is_fenced(),
+            Exposure::None | Exposure::Mapped => false,
+        };
+        if inside {
+            self.start_fence(lease);
+        } else {
+            self.end_grant(lease);
         }
     }
 
