@@ -13,7 +13,9 @@
 //!   touches its memory; what has left a failed requester still arrives at the responder, until the *responder's* queue
 //!   pair is fenced ([`QueuePair::is_fenced`](crate::QueuePair::is_fenced)) or destroyed, or the key is gone;
 //! - a destroyed queue pair's unfinished requests have no completions; those already in the queue stay there;
-//! - an invalidated key stops new accesses; one under way may still finish, and `invalidate` says so.
+//! - an invalidated key stops new accesses; one under way may still finish, and `invalidate` says so;
+//! - with [`Capabilities::reads_by_cpu`](crate::Capabilities::reads_by_cpu) a read is a copy by the requester out of a
+//!   mapping: no end of the responder stops it, not even a crash; the requester's completion is the fence.
 //!
 //! ```
 //! use towline_verbs::sim::{FaultPlan, NodeId, SimFabric};
@@ -65,7 +67,7 @@ mod state;
 mod tests;
 mod trace;
 
-pub use plan::{Chance, FaultPlan, NetPlan, Span};
+pub use plan::{Chance, FaultPlan, NetPlan, Sabotage, Span};
 pub use provider::SimProvider;
 pub use random::Random;
 
@@ -90,6 +92,10 @@ pub struct Counts {
     pub failed: u64,
     /// Requests that a responder refused.
     pub refused: u64,
+    /// Times that a key was invalidated, or a queue pair failed, with a peer in the memory.
+    pub fenced_inside: u64,
+    /// Reads that landed in, or on their way to, memory whose request had been flushed.
+    pub landed_late: u64,
     /// Times that a request met no posted receive.
     pub receiver_not_ready: u64,
     /// Connections of queue pairs that the plan took away.

@@ -91,6 +91,16 @@ impl SimNet {
         self.0.with(|state| state.net_reset(conn.0));
     }
 
+    /// Whether the node at the other end has crashed since the connection was dialled (what a process descriptor of the
+    /// peer would tell); also when this end is gone.
+    #[must_use]
+    pub fn peer_has_crashed(&self, conn: ConnId) -> bool {
+        self.0.with(|state| {
+            let life = |node: NodeId| state.nodes.get(&node).map_or(0, |node| node.life);
+            state.net.ends.get(&conn.0).is_none_or(|end| life(end.other_node) != end.other_life)
+        })
+    }
+
     /// The next thing that `node` learns.
     #[must_use]
     pub fn poll(&self, node: NodeId) -> Option<NetEvent> {
@@ -119,6 +129,7 @@ struct End {
     node: NodeId,
     other: u64,
     other_node: NodeId,
+    other_life: u64,
     /// What is on its way to this end, oldest first, and when the last of it arrives.
     arriving: VecDeque<Item>,
     last_arrival: u64,
@@ -139,11 +150,13 @@ impl State {
     fn dial(&mut self, from: NodeId, to: NodeId, port: u16) -> ConnId {
         let (near, far) = (self.fresh(), self.fresh());
         self.note("dial", &[u64::from(from.0), u64::from(to.0), u64::from(port), near]);
-        self.node(from);
-        self.node(to);
-        for (end, node, other, other_node) in [(near, from, far, to), (far, to, near, from)] {
+        let (near_life, far_life) = (self.node(from).life, self.node(to).life);
+        for (end, node, other, other_node, other_life) in
+            [(near, from, far, to, far_life), (far, to, near, from, near_life)]
+        {
             let arriving = VecDeque::new();
-            let end_state = End { node, other, other_node, arriving, last_arrival: 0, silent: false, closed: false };
+            let end_state =
+                End { node, other, other_node, other_life, arriving, last_arrival: 0, silent: false, closed: false };
             self.net.ends.insert(end, end_state);
         }
         if self.plan.net.silence.draw(&mut self.random) {

@@ -28,6 +28,16 @@ impl Chance {
     }
 }
 
+/// A device that breaks its word: to show that a test would see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Sabotage {
+    /// It says that memory is fenced while peers are still in it.
+    EarlyFence,
+    /// A read whose completion said that it was flushed still lands.
+    LateLanding,
+}
+
 /// What the simulated devices are, how long things take, and what goes wrong how often.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultPlan {
@@ -73,6 +83,8 @@ pub struct FaultPlan {
     pub invalidate_stops: Chance,
     /// How often the device has no memory window left.
     pub bind_fails: Chance,
+    /// What the devices do that they must not; `None` for honest ones.
+    pub sabotage: Option<Sabotage>,
     /// The control connections.
     pub net: NetPlan,
 }
@@ -128,6 +140,7 @@ impl FaultPlan {
             refusal_kills_responder: Chance(500_000),
             invalidate_stops: Chance(500_000),
             bind_fails: Chance::NEVER,
+            sabotage: None,
             net: NetPlan {
                 latency: Span(2_000, 40_000),
                 max_pieces: 4,

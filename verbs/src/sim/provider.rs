@@ -2,7 +2,7 @@
 
 use super::state::{Cq, Event, Key, Local, Qp, Receive, Region, Send, State};
 use super::trace::digest;
-use super::{NodeId, Shared};
+use super::{NodeId, Sabotage, Shared};
 use crate::backend::{CqBackend, DeviceBackend, MrBackend, MwBackend, PdBackend, Provider, QpBackend, ViewBackend};
 use crate::{
     Access, Cause, Completion, Device, DeviceInfo, Error, LocalSlice, Memory, MemoryKind, Opcode, Progress,
@@ -482,7 +482,11 @@ impl QpBackend for SimQp {
     }
 
     fn is_fenced(&self) -> bool {
-        self.with(|state| state.qps.get(&self.number).is_none_or(|qp| qp.fenced))
+        self.with(|state| {
+            let Some(qp) = state.qps.get(&self.number) else { return true };
+            let lies = state.plan.sabotage == Some(Sabotage::EarlyFence);
+            qp.fenced || (lies && qp.state == QueuePairState::Error)
+        })
     }
 
     fn map(&self, remote: RemoteSlice) -> Result<Arc<dyn ViewBackend>> {
@@ -492,7 +496,8 @@ impl QpBackend for SimQp {
         }
         self.with(|state| {
             let qp = state.usable(VERB, self.number, QueuePairState::ReadyToSend)?;
-            let Some(peer) = qp.peer else { return Err(Error::new(VERB, Cause::Disconnected)) };
+            let peer = qp.peer.filter(|peer| state.qps.get(peer).is_some_and(|peer| !peer.fenced));
+            let Some(peer) = peer else { return Err(Error::new(VERB, Cause::Disconnected)) };
             let Some(key) = state.keys.get(&remote.rkey) else {
                 return Err(Error::new(VERB, Cause::NotFound { what: "remote key" }));
             };

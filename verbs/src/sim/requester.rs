@@ -1,7 +1,7 @@
 //! The life of a queue pair, and what the side that posts requests does.
 
-use super::NodeId;
 use super::state::{Event, Flight, State, read_locals, write_locals};
+use super::{NodeId, Sabotage};
 use crate::{Cause, Completion, CompletionStatus, Error, Opcode, QueuePairState};
 
 /// Between two tries over a cut link.
@@ -79,8 +79,11 @@ impl State {
         let max_pieces = self.plan.max_pieces;
         let pieces = self.cut(len, max_pieces);
         self.note("start", &[u64::from(number), serial, len, pieces.len() as u64]);
+        let copied = opcode == Opcode::Read && self.capabilities.reads_by_cpu;
         let Some(responder) = self.qps.get_mut(&peer).filter(|peer| !peer.broken) else { return };
-        responder.incoming.push_back(serial);
+        if !copied {
+            responder.incoming.push_back(serial);
+        }
         let responder_node = responder.node;
         let gathers = if opcode == Opcode::Read { 0 } else { pieces.len() };
         let flight = Flight {
@@ -98,11 +101,14 @@ impl State {
             landed: 0,
             access: None,
             receive: None,
+            mapping: None,
             stopped: false,
             held_since: None,
         };
         self.flights.insert(serial, flight);
-        if opcode == Opcode::Read {
+        if copied {
+            self.begin_copy(peer, serial);
+        } else if opcode == Opcode::Read {
             self.schedule_in(self.plan.latency, Event::Arrive { serial });
         }
         let mut at = self.now;
@@ -130,15 +136,23 @@ impl State {
     /// Puts a piece of a read into local memory, if the request has not been flushed meanwhile.
     pub(super) fn land(&mut self, serial: u64, piece: usize, data: Vec<u8>) {
         let Some(data) = self.held_up(serial, data, |data| Event::Land { serial, piece, data }) else { return };
+        self.put_in_place(serial, piece, data);
+    }
+
+    pub(super) fn put_in_place(&mut self, serial: u64, piece: usize, data: Vec<u8>) {
         let Some(flight) = self.flights.get_mut(&serial) else { return };
         let number = flight.requester;
         let start = flight.pieces[piece].0;
         flight.landed += 1;
         let whole = flight.landed == flight.pieces.len();
         let send = self.qps.get(&number).and_then(|qp| qp.sends.iter().find(|send| send.serial == serial));
+        self.counts.landed_late += u64::from(send.is_none());
         if let Some(send) = send {
             write_locals(&send.local, start, &data);
             self.note("land", &[serial, piece as u64, super::trace::digest(&data)]);
+        } else if let Some(local) = self.flushed.get(&serial) {
+            write_locals(local, start, &data);
+            self.note("land-late", &[serial, piece as u64]);
         } else {
             self.note("land-nowhere", &[serial, piece as u64]);
         }
@@ -189,8 +203,12 @@ impl State {
         qp.flushing |= status != CompletionStatus::Success;
         let Some(send) = qp.sends.pop_front() else { return };
         let cq = qp.send_cq;
+        self.stop_copying(send.serial);
         self.let_go(&send.local);
         let bytes = if status == CompletionStatus::Success { send.len } else { 0 };
+        if status == CompletionStatus::Flushed && self.plan.sabotage == Some(Sabotage::LateLanding) {
+            self.flushed.insert(send.serial, send.local.clone());
+        }
         if status != CompletionStatus::Success {
             self.fail(number, "post_send", cause_of(status));
         }
@@ -207,6 +225,14 @@ impl State {
             },
         );
         self.drain_sends_later(number);
+    }
+
+    /// The requester's processor leaves the responder's memory.
+    fn stop_copying(&mut self, serial: u64) {
+        let honest = self.plan.sabotage != Some(Sabotage::LateLanding);
+        if honest && self.flights.get(&serial).is_some_and(|flight| flight.mapping.is_some()) {
+            self.flights.remove(&serial);
+        }
     }
 
     /// A request that nobody answers ends after the retries.
@@ -247,6 +273,10 @@ impl State {
         qp.state = QueuePairState::Error;
         qp.failure = Some(Error::new(verb, cause));
         let node = qp.node;
+        let inside = |flight: &Flight| {
+            flight.responder == number && flight.access.is_some() && flight.done < flight.pieces.len()
+        };
+        self.counts.fenced_inside += u64::from(self.flights.values().any(inside));
         self.note("error", &[u64::from(number)]);
         self.wake(node);
         self.schedule_in(self.plan.fence, Event::Fence { qp: number });
@@ -277,8 +307,10 @@ impl State {
         let lost: Vec<(u64, u32)> =
             self.flights.iter().filter(|(_, f)| f.responder == number).map(|(&s, f)| (s, f.requester)).collect();
         for (serial, requester) in lost {
-            // A read that has been sampled whole is on its way already and needs the responder no more.
-            if self.flights.get(&serial).is_some_and(|f| f.opcode == Opcode::Read && f.done == f.pieces.len()) {
+            // A read that has been sampled whole is on its way already and needs the responder no more, and a mapping
+            // outlives whoever made it.
+            let needless = |f: &Flight| f.mapping.is_some() || (f.opcode == Opcode::Read && f.done == f.pieces.len());
+            if self.flights.get(&serial).is_some_and(needless) {
                 continue;
             }
             self.flights.remove(&serial);
@@ -298,6 +330,7 @@ impl State {
         let peer = qp.peer;
         for send in &sends {
             self.let_go(&send.local);
+            self.stop_copying(send.serial);
         }
         for receive in &receives {
             self.let_go(receive.local.as_slice());

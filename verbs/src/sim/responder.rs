@@ -1,5 +1,6 @@
 //! What the side does whose memory and receives a request meets.
 
+use super::Sabotage;
 use super::state::{Event, State, write_locals};
 use super::trace::digest;
 use crate::{Access, Cause, Completion, CompletionStatus, Opcode, QueuePairState, RemoteSlice};
@@ -69,22 +70,42 @@ impl State {
         true
     }
 
+    /// The requester's processor begins to copy out of its mapping of our memory.
+    pub(super) fn begin_copy(&mut self, number: u32, serial: u64) {
+        if !self.begin_read(number, serial) {
+            return;
+        }
+        let region = self.flights.get(&serial).and_then(|flight| flight.access).map(|(_, region, _)| region);
+        let memory = region.and_then(|region| self.regions.get(&region)).map(|region| region.memory.clone());
+        if let Some(flight) = self.flights.get_mut(&serial) {
+            flight.mapping = memory;
+        }
+    }
+
     /// Takes a piece of a read from our memory, at this moment.
     pub(super) fn sample(&mut self, serial: u64, piece: usize) {
         let Some(flight) = self.flights.get(&serial) else { return };
         let ((start, len), stopped, access) = (flight.pieces[piece], flight.stopped, flight.access);
         let mut data = vec![0; len as usize];
-        if let Some((_, region, offset)) = access {
+        if let (Some(memory), Some((.., offset))) = (&flight.mapping, access) {
+            assert!(memory.read(offset + start, &mut data).is_ok(), "the range was checked when the copy began");
+        } else if let Some((_, region, offset)) = access {
             let region = self.regions.get(&region).filter(|_| !stopped);
             if region.is_none_or(|region| region.memory.read(offset + start, &mut data).is_err()) {
                 self.refuse(serial, CompletionStatus::RemoteAccess);
                 return;
             }
         }
+        let mut copied = false;
         if let Some(flight) = self.flights.get_mut(&serial) {
             flight.done += 1;
+            copied = flight.mapping.is_some();
         }
         self.note("sample", &[serial, piece as u64, digest(&data)]);
+        if copied {
+            self.put_in_place(serial, piece, data);
+            return;
+        }
         self.schedule_in(self.plan.latency, Event::Land { serial, piece, data });
     }
 
@@ -211,7 +232,8 @@ impl State {
                 flight.stopped |= self.plan.invalidate_stops.draw(&mut self.random);
             }
         }
-        fenced
+        self.counts.fenced_inside += u64::from(!fenced);
+        fenced || self.plan.sabotage == Some(Sabotage::EarlyFence)
     }
 
     fn begin_receive(&mut self, number: u32, serial: u64) -> bool {

@@ -179,6 +179,9 @@ pub(super) struct Flight {
     pub(super) access: Option<(u64, u64, u64)>,
     /// The receive that a send fills.
     pub(super) receive: Option<u64>,
+    /// The responder's memory, where the requester's processor copies out of a mapping of it: no end of the responder
+    /// stops that, only the requester's own.
+    pub(super) mapping: Option<Memory>,
     /// Its key was invalidated, and the device stops it.
     pub(super) stopped: bool,
     /// Since when it has been held up by a cut link.
@@ -200,6 +203,8 @@ pub(super) struct State {
     pub(super) cqs: BTreeMap<u64, Cq>,
     pub(super) qps: BTreeMap<u32, Qp>,
     pub(super) flights: BTreeMap<u64, Flight>,
+    /// Where flushed reads were to land, kept only by devices that break their word.
+    pub(super) flushed: BTreeMap<u64, Vec<Local>>,
     pub(super) cut_links: BTreeSet<(NodeId, NodeId)>,
     pub(super) net: Net,
     events: BTreeMap<(u64, u64), Event>,
@@ -221,6 +226,7 @@ impl State {
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
             flights: BTreeMap::new(),
+            flushed: BTreeMap::new(),
             cut_links: BTreeSet::new(),
             net: Net::default(),
             events: BTreeMap::new(),
@@ -398,8 +404,8 @@ impl State {
         under_way
             .filter_map(|flight| {
                 let (_, region, offset) = flight.access?;
-                let region = self.regions.get(&region)?;
-                Some((address_of(&region.memory, offset), flight.len))
+                let region = self.regions.get(&region).map(|region| &region.memory);
+                Some((address_of(flight.mapping.as_ref().or(region)?, offset), flight.len))
             })
             .collect()
     }

@@ -268,3 +268,69 @@ fn the_memory_under_devices_is_told_until_the_completion() {
     }
     assert!(read && written, "some request was seen in the peer's memory between two events");
 }
+
+#[test]
+fn a_device_that_breaks_its_word_does_so() {
+    let (mut early, mut late) = (0, 0);
+    for seed in 0..100 {
+        let mut broken = plan();
+        broken.sabotage = Some(Sabotage::EarlyFence);
+        let fabric = SimFabric::new(seed, broken.clone());
+        let (a, b) = pair(&fabric);
+        let window = b.region.bind(&b.qp, 0, 4096).unwrap();
+        a.read(1, 0, window.remote());
+        let until = fabric.now() + 200 * seed;
+        fabric.advance_to(until);
+        assert!(window.invalidate());
+        early += fabric.read_by_peers(NodeId(2)).len();
+        b.qp.to_error();
+        assert!(b.qp.is_fenced());
+
+        broken.sabotage = Some(Sabotage::LateLanding);
+        let fabric = SimFabric::new(seed, broken);
+        let (a, b) = pair(&fabric);
+        b.fill(0, 4096, 1);
+        a.read(1, 0, b.region.remote(0, 4096).unwrap());
+        let until = fabric.now() + 200 * seed;
+        fabric.advance_to(until);
+        a.qp.to_error();
+        run_until(&fabric, || fabric.has_completions(NodeId(1)));
+        let flushed = a.poll()[0].status == Flushed;
+        a.fill(0, 4096, 2);
+        run(&fabric);
+        late += u32::from(flushed && a.bytes(0, 4096).contains(&1));
+    }
+    assert!(early > 5 && late > 5, "{early} early, {late} late");
+}
+
+#[test]
+fn a_copy_out_of_a_mapping_ends_with_its_requester_alone() {
+    let (mut after_fence, mut flushed) = (0, 0);
+    for seed in 0..100 {
+        let mut mapped = plan();
+        mapped.capabilities.mappable = true;
+        mapped.capabilities.reads_by_cpu = true;
+        let fabric = SimFabric::new(seed, mapped);
+        let (a, b) = pair(&fabric);
+        b.fill(0, 4096, 1);
+        for id in 0..4 {
+            a.read(id, id * 4096, b.region.remote(0, 4096).unwrap());
+        }
+        let until = fabric.now() + 30 * seed;
+        fabric.advance_to(until);
+        match seed % 3 {
+            0 => fabric.crash(NodeId(2)),
+            1 => b.qp.to_error(),
+            _ => a.qp.to_error(),
+        }
+        while step(&fabric) {
+            let reads = fabric.read_by_peers(NodeId(2)).len();
+            after_fence += u32::from(reads > 0 && b.qp.is_fenced() && seed % 3 != 2);
+        }
+        let done = a.poll();
+        assert_eq!(done.len(), 4, "seed {seed}");
+        flushed += done.iter().filter(|completion| completion.status == Flushed).count();
+        assert!(fabric.read_by_peers(NodeId(2)).is_empty());
+    }
+    assert!(after_fence > 5 && flushed > 20, "{after_fence} {flushed}");
+}

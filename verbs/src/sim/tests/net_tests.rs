@@ -249,7 +249,9 @@ fn a_crash_closes_connections_or_leaves_them_silent() {
         let (a, b) = connected(&fabric);
         net.send(a, b"unread");
         run(&fabric);
+        assert!(!net.peer_has_crashed(a) && !net.peer_has_crashed(b));
         fabric.crash(B);
+        assert!(net.peer_has_crashed(a));
         net.send(b, b"from the grave");
         run(&fabric);
         assert!(drain(&net, B).is_empty(), "its inbox died with it");
@@ -263,7 +265,8 @@ fn a_crash_closes_connections_or_leaves_them_silent() {
         assert!(matches!(drain(&net, A)[..], [] | [NetEvent::Refused { .. }]));
         net.close(again);
         fabric.restart(B);
-        let (_, back) = connected(&fabric);
+        let (forth, back) = connected(&fabric);
+        assert!(!net.peer_has_crashed(forth) && !net.peer_has_crashed(back));
         net.send(back, b"alive");
         run(&fabric);
         assert_eq!(drain(&net, A).len(), 1);
