@@ -1,0 +1,609 @@
+//! What the applications do: puts, gets, views, removals, cancels, and what befalls them; then the end of it all.
+
+use crate::content;
+use crate::host::Host;
+use crate::ledger::{Check, Ledger, PartSpec, Pending, Published, Wanted, violated};
+use crate::scenario::{MICRO, MILLI, Weather};
+use crate::ticket::ticket;
+use crate::world::{Filling, Held, HeldWhat, Plant, World};
+use towline::engine::{GetRequest, NewPart, PutOptions, Source, Tick};
+use towline::{DType, ErrorKind};
+use towline_verbs::sim::{FaultPlan, NodeId};
+
+/// Runs a scenario from its first event to the empty world at its end.
+pub(crate) fn run(world: &mut World) -> Check {
+    for step in 0..world.scenario.steps {
+        let now = world.fabric.now();
+        let pause = world.random.between(world.scenario.pace.0, world.scenario.pace.1);
+        world.advance(now + pause)?;
+        if world.scenario.crash_at == Some(step) {
+            let node = world.any_host();
+            world.crash(node)?;
+        }
+        if world.scenario.close_at == Some(step) {
+            let node = world.any_host();
+            close(world, node)?;
+        }
+        act(world)?;
+    }
+    fair_weather(world)?;
+    probe(world)?;
+    drain(world)?;
+    farewell(world)
+}
+
+fn act(world: &mut World) -> Check {
+    let node = world.any_host();
+    if world.scenario.weather == Weather::Impatient && world.random.below(4) == 0 {
+        return cancel(world);
+    }
+    if world.scenario.weather == Weather::Sleepy && world.random.below(3) == 0 && reading(world).is_some() {
+        return nap(world, node);
+    }
+    match world.random.below(100) {
+        0..25 => put(world, node),
+        25..50 => get(world, node),
+        50..60 => give_back_some(world),
+        60..66 => hold_pattern(world, node).map(|_| ()),
+        66..72 => remove(world, node),
+        72..77 => cancel(world),
+        77..87 => fill_on(world),
+        87..89 => plant(world),
+        89..92 => nap(world, node),
+        92..95 => squeeze(world, node),
+        _ => misfortune(world),
+    }
+}
+
+fn key(world: &mut World) -> Vec<u8> {
+    let nth = world.random.below(world.scenario.keys);
+    format!("key {nth}").into_bytes()
+}
+
+fn part_len(world: &mut World) -> u64 {
+    let largest = world.scenario.largest;
+    match world.random.below(10) {
+        0 => 0,
+        1..4 => world.random.between(1, 100),
+        4..8 => world.random.between(1, (largest / 4).max(1)),
+        _ => world.random.between(1, largest),
+    }
+}
+
+fn put(world: &mut World, node: NodeId) -> Check {
+    let key = key(world);
+    let parts = (0..world.random.between(1, 4)).map(|_| {
+        let len = part_len(world);
+        if len > 0 && len.is_multiple_of(4) {
+            PartSpec { dtype: DType::F32, shape: vec![len / 4], len }
+        } else {
+            PartSpec { dtype: DType::U8, shape: vec![len], len }
+        }
+    });
+    let parts = parts.collect();
+    let consumers = world.random.between(1, 3) as u32;
+    let slowly = world.random.below(5) == 0;
+    let life = if world.random.below(6) == 0 { world.random.between(1, 20) * MILLI } else { 3_600_000 * MILLI };
+    put_payload(world, node, key, parts, consumers, slowly, life).map(|_| ())
+}
+
+/// Publishes a payload with content of its own; `None` when there is no room.
+fn put_payload(
+    world: &mut World,
+    node: NodeId,
+    key: Vec<u8>,
+    parts: Vec<PartSpec>,
+    consumers: u32,
+    slowly: bool,
+    time_to_live: Tick,
+) -> Check<Option<u64>> {
+    let number = world.fresh_payload();
+    let seed = world.scenario.seed;
+    let owner = world.incarnation(node);
+    let put_at = world.fabric.now();
+    let names: Vec<String> = (0..parts.len()).map(|part| Ledger::part_name(number, part)).collect();
+    let total: u64 = parts.iter().map(|part| part.len).sum();
+    let slowly = slowly && total > 0;
+    let put = world.with_host(node, |host| {
+        let mut new_parts = Vec::new();
+        let mut offsets = Vec::new();
+        for (index, part) in parts.iter().enumerate() {
+            let mut buffer = None;
+            if part.len > 0 {
+                let mut fresh = host.engine.allocate(part.len)?;
+                let bytes = fresh.as_mut_slice();
+                // What a slow producer has not written yet is somebody else's old bytes: poison.
+                if slowly {
+                    bytes.fill(0xEE)
+                } else {
+                    content::fill(seed, number, index, 0, bytes)
+                }
+                offsets.push(fresh.offset());
+                buffer = Some(fresh);
+            }
+            new_parts.push(NewPart { name: &names[index], dtype: part.dtype, shape: &part.shape, buffer });
+        }
+        let mut options = PutOptions::default();
+        options.consumers = consumers;
+        options.time_to_live = time_to_live;
+        let now = host.now();
+        let put = host.engine.put(now, &key, new_parts, slowly.then_some(0), &options)?;
+        Ok::<_, towline::Error>((put, offsets))
+    })?;
+    match put {
+        Ok(((id, layout), offsets)) => {
+            world.ledger.withdraw_key(owner, &key, put_at);
+            let published =
+                Published { owner, key, id, layout, parts, consumers, put_at, withdrawn_at: None, deliveries: 0 };
+            world.ledger.published.insert(number, published);
+            if let Some(first) = offsets.first() {
+                world.places.insert(number, *first);
+            }
+            world.count("put");
+            if slowly {
+                world.count("put slowly");
+                world.filling.push(Filling { payload: number, offsets, done: 0 });
+            }
+            Ok(Some(number))
+        }
+        Err(error) => match error.kind() {
+            ErrorKind::PoolFull { .. } | ErrorKind::PoolTooSmall { .. } | ErrorKind::Busy { .. } => {
+                world.count("put refused");
+                Ok(None)
+            }
+            _ => violated("I8", format!("a put failed: {error}")),
+        },
+    }
+}
+
+/// Writes more of a payload that is published already, and says so.
+fn fill_on(world: &mut World) -> Check {
+    if world.filling.is_empty() {
+        return Ok(());
+    }
+    let nth = world.random.below(world.filling.len() as u64) as usize;
+    fill_payload(world, nth, false)
+}
+
+fn fill_payload(world: &mut World, nth: usize, whole: bool) -> Check {
+    let payload = world.filling[nth].payload;
+    let published = world.ledger.published[&payload].clone();
+    let total: u64 = published.parts.iter().map(|part| part.len).sum();
+    let done = world.filling[nth].done;
+    let upto = if whole { total } else { (done + world.random.between(1, total)).min(total) };
+    let (seed, node) = (world.scenario.seed, published.owner.node);
+    let memory = world.hosts[&node].memory.clone();
+    let mut before = 0;
+    let mut offsets = world.filling[nth].offsets.iter();
+    for (index, part) in published.parts.iter().enumerate().filter(|(_, part)| part.len > 0) {
+        let offset = offsets.next().expect("a place for each part with bytes");
+        let from = done.max(before).min(before + part.len) - before;
+        let to = upto.max(before).min(before + part.len) - before;
+        let mut bytes = vec![0; (to - from) as usize];
+        content::fill(seed, payload, index, from, &mut bytes);
+        memory.write(offset + from, &bytes).expect("within the pool");
+        before += part.len;
+    }
+    world.filling[nth].done = upto;
+    let finished = upto == total;
+    if finished {
+        world.filling.swap_remove(nth);
+    }
+    world.with_host(node, |host| {
+        let now = host.now();
+        host.engine.raise_watermark(now, published.id, upto);
+        if finished {
+            host.engine.filled(now, published.id);
+        }
+    })
+}
+
+fn get(world: &mut World, node: NodeId) -> Check {
+    let by_ticket = world.random.below(3) == 0;
+    let view = world.is_mapped() && world.random.below(2) == 0 || world.random.below(50) == 0;
+    let patience = match world.random.below(4) {
+        0 => world.random.between(1, 300) * MICRO,
+        1 => world.random.between(1, 20) * MILLI,
+        _ => world.random.between(20, 400) * MILLI,
+    };
+    if by_ticket {
+        let theirs = |(_, p): &(&u64, &Published)| p.owner.node != node;
+        let known: Vec<u64> = world.ledger.published.iter().filter(theirs).map(|(number, _)| *number).collect();
+        if known.is_empty() {
+            return Ok(());
+        }
+        // Mostly one of the newest, sometimes one that has long gone.
+        let back = if world.random.below(4) == 0 { known.len() } else { known.len().min(4) };
+        let nth = known.len() - 1 - world.random.below(back as u64) as usize;
+        return ask(world, node, Wanted::Payload(known[nth]), view, patience, false);
+    }
+    let others: Vec<NodeId> = world.hosts.keys().copied().filter(|other| *other != node).collect();
+    let peer = others[world.random.below(others.len() as u64) as usize];
+    let key = key(world);
+    ask(world, node, Wanted::Key(peer, key), view, patience, false)
+}
+
+fn ask(world: &mut World, node: NodeId, wanted: Wanted, view: bool, patience: u64, must_succeed: bool) -> Check {
+    let asked_at = world.fabric.now();
+    let source = match &wanted {
+        Wanted::Key(peer, key) => {
+            let peer = crate::host::address_of(*peer).parse().expect("an address");
+            Source::Key { peers: vec![peer], key: key.clone() }
+        }
+        Wanted::Payload(number) => {
+            let published = &world.ledger.published[number];
+            // The ticket was written when it was put, by the incarnation that put it.
+            let identity = &world.identities[&published.owner];
+            Source::Ticket(Box::new(ticket(identity, published.id, &published.layout)))
+        }
+    };
+    let getter = world.incarnation(node);
+    let host = world.hosts.get_mut(&node).expect("a live node");
+    let now = host.now();
+    let deadline = now + patience;
+    let mut request = GetRequest::new(source, deadline);
+    request.view = view;
+    match host.engine.get(now, request) {
+        Ok(operation) => {
+            let pending = Pending { wanted, view, asked_at, deadline, patience, must_succeed };
+            world.fabric.note("get", &[u64::from(node.0), operation.0, patience]);
+            world.ledger.pending.insert((getter, operation), pending);
+            world.count("asked");
+            world.with_host(node, |_| ())
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::Busy { .. }) && !must_succeed => Ok(()),
+        Err(error) => violated("I8", format!("a get was refused: {error}")),
+    }
+}
+
+/// The applications give back a half of what they hold, or one thing.
+fn give_back_some(world: &mut World) -> Check {
+    let many = world.random.below(4) == 0;
+    for _ in 0..if many { world.held.len().div_ceil(2) } else { world.held.len().min(1) } {
+        let nth = world.random.below(world.held.len() as u64) as usize;
+        world.give_back(nth)?;
+    }
+    Ok(())
+}
+
+/// The application takes a buffer and writes its own bytes into it.
+fn hold_pattern(world: &mut World, node: NodeId) -> Check<bool> {
+    let len = part_len(world).max(1);
+    let (seed, number) = (world.scenario.seed, world.fresh_payload());
+    if let Ok(mut buffer) = world.hosts[&node].engine.allocate(len) {
+        content::fill(seed, number, usize::MAX, 0, buffer.as_mut_slice());
+        let owner = world.incarnation(node);
+        world.held.push(Held { owner, what: HeldWhat::Pattern(number, buffer) });
+        world.count("held");
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+fn remove(world: &mut World, node: NodeId) -> Check {
+    let owner = world.incarnation(node);
+    let at = world.fabric.now();
+    let mine: Vec<u64> =
+        world.ledger.published.iter().filter(|(_, p)| p.owner == owner).map(|(number, _)| *number).collect();
+    if mine.is_empty() {
+        return Ok(());
+    }
+    let nth = world.random.below(mine.len() as u64) as usize;
+    let published = world.ledger.published[&mine[nth]].clone();
+    if world.random.below(2) == 0 {
+        world.with_host(node, |host| {
+            let now = host.now();
+            host.engine.remove_key(now, &published.key)
+        })?;
+        world.ledger.withdraw_key(owner, &published.key, at);
+    } else {
+        let removed = world.with_host(node, |host| {
+            let now = host.now();
+            host.engine.remove(now, published.id)
+        })?;
+        if let Err(error) = &removed
+            && !matches!(error.kind(), ErrorKind::Gone(_))
+        {
+            return violated("I8", format!("a removal failed: {error}"));
+        }
+        if removed.is_ok() && published.withdrawn_at.is_some() {
+            return violated("I4", format!("payload {} was removed twice, or another in its place", mine[nth]));
+        }
+        if let Some(published) = world.published_mut(mine[nth]) {
+            published.withdrawn_at.get_or_insert(at);
+        }
+    }
+    world.count("removed");
+    Ok(())
+}
+
+fn cancel(world: &mut World) -> Check {
+    let mut pending: Vec<_> = world.ledger.pending.keys().copied().collect();
+    if pending.is_empty() {
+        return Ok(());
+    }
+    let reads = |node| !world.fabric.written_by_devices(node).is_empty();
+    if pending.iter().any(|(getter, _)| reads(getter.node)) {
+        pending.retain(|(getter, _)| reads(getter.node));
+    }
+    let (getter, operation) = pending[world.random.below(pending.len() as u64) as usize];
+    let producer = match &world.ledger.pending[&(getter, operation)].wanted {
+        Wanted::Key(node, _) => Some(*node),
+        Wanted::Payload(number) => world.ledger.published.get(number).map(|published| published.owner.node),
+    };
+    world.with_host(getter.node, |host| {
+        let now = host.now();
+        host.engine.cancel(now, operation);
+    })?;
+    if world.ledger.pending.contains_key(&(getter, operation)) {
+        return violated("I2", format!("{operation:?} was cancelled and has no result"));
+    }
+    if world.random.below(2) == 0 {
+        // What it was being read into, and from, is wanted as soon as it comes free.
+        let mut until = world.fabric.now() + world.scenario.times.fence_grace;
+        for _ in 0..6 {
+            until += world.random.between(0, 30) * MICRO;
+            world.advance(until)?;
+            squeeze(world, getter.node)?;
+            if let Some(producer) = producer {
+                squeeze(world, producer)?;
+            }
+        }
+        world.advance(until + 500 * MICRO)?;
+        while let Some(nth) = world.held.iter().position(|held| matches!(held.what, HeldWhat::Pattern(..))) {
+            world.give_back(nth)?;
+        }
+    }
+    Ok(())
+}
+
+/// A node that is reading just now.
+fn reading(world: &World) -> Option<NodeId> {
+    world.hosts.keys().copied().find(|node| !world.fabric.written_by_devices(*node).is_empty())
+}
+
+/// A process is not scheduled for a while.
+fn nap(world: &mut World, node: NodeId) -> Check {
+    let lease = world.scenario.times.lease;
+    let (shortest, longest) = match world.scenario.weather {
+        Weather::Calm | Weather::Impatient => (0, 100 * MICRO),
+        Weather::Sleepy if world.random.below(2) == 0 => (lease, lease * 2),
+        Weather::Sleepy => (0, lease * 3),
+        _ => (0, 2 * MILLI),
+    };
+    // Best in the middle of a read.
+    let node = reading(world).unwrap_or(node);
+    let until = world.fabric.now() + world.random.between(shortest, longest);
+    world.fabric.note("nap", &[u64::from(node.0), until]);
+    if shortest > 0 && reading(world).is_some() {
+        world.count("slept through a lease while reading");
+    }
+    if let Some(host) = world.hosts.get_mut(&node) {
+        host.asleep_until = host.asleep_until.max(until);
+    }
+    Ok(())
+}
+
+/// Faults that come from outside the plan.
+fn misfortune(world: &mut World) -> Check {
+    match world.scenario.weather {
+        Weather::BadRails | Weather::Storm if world.scenario.endpoints > 1 => {
+            let (a, b) = (world.any_host(), world.any_host());
+            let cut = world.random.below(3) == 0;
+            if a != b {
+                world.fabric.cut_link(a, b, cut);
+                world.count(if cut { "link cut" } else { "link mended" });
+            }
+        }
+        Weather::Calm | Weather::Impatient => return Ok(()),
+        _ => {}
+    }
+    // A connection breaks, and memory that was read over it is wanted at once.
+    let any = world.any_host();
+    let read = world.hosts.keys().copied().find(|node| !world.fabric.read_by_peers(*node).is_empty());
+    let node = read.unwrap_or(any);
+    let nth = world.random.next_u64();
+    if let Some(conn) = world.hosts[&node].some_connection(nth) {
+        world.fabric.net().reset(conn);
+        world.count("reset by hand");
+        let until = world.fabric.now() + world.random.between(0, 200) * MICRO;
+        world.advance(until)?;
+        squeeze(world, node)?;
+    }
+    Ok(())
+}
+
+/// An application takes its payloads out and all memory that comes free of it, and writes it full.
+fn squeeze(world: &mut World, node: NodeId) -> Check {
+    let owner = world.incarnation(node);
+    let at = world.fabric.now();
+    for key in 0..world.scenario.keys {
+        let key = format!("key {key}").into_bytes();
+        world.with_host(node, |host| {
+            let now = host.now();
+            host.engine.remove_key(now, &key);
+        })?;
+        world.ledger.withdraw_key(owner, &key, at);
+    }
+    for _ in 0..20 {
+        if !hold_pattern(world, node)? {
+            break;
+        }
+    }
+    world.count("squeezed");
+    Ok(())
+}
+
+/// The planted faults of applications.
+fn plant(world: &mut World) -> Check {
+    match world.plant {
+        Some(Plant::WriteIntoPublished) => {
+            let open: Vec<_> = world.filling.iter().map(|f| f.payload).collect();
+            let written = world.ledger.published.iter().filter(|(number, p)| {
+                p.withdrawn_at.is_none() && p.parts[0].len > 0 && !open.contains(number) && p.deliveries == 0
+            });
+            let places: Vec<_> =
+                written.filter_map(|(number, p)| Some((p.owner.node, *world.places.get(number)?))).collect();
+            for (node, offset) in places {
+                world.hosts[&node].memory.write(offset, b"!").expect("within the pool");
+            }
+        }
+        Some(Plant::LateByte) => {
+            for held in &world.held {
+                if let HeldWhat::Pattern(_, buffer) = &held.what {
+                    let memory = &world.hosts[&held.owner.node].memory;
+                    memory.write(buffer.offset(), b"?").expect("within the pool");
+                }
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// An endpoint closes with operations in flight: it drains for a while, then breaks what is left, and its process ends.
+fn close(world: &mut World, node: NodeId) -> Check {
+    let owner = world.incarnation(node);
+    let at = world.fabric.now();
+    world.ledger.withdraw_all(owner, at);
+    world.with_host(node, |host| {
+        let now = host.now();
+        host.engine.begin_close(now);
+    })?;
+    let left: Vec<_> = world.ledger.pending.keys().filter(|(getter, _)| *getter == owner).collect();
+    if !left.is_empty() {
+        return violated("I10", format!("gets have no result though their endpoint closes: {left:?}"));
+    }
+    while let Some(nth) = world.held.iter().position(|held| held.owner == owner && held.what.lease().is_some()) {
+        world.give_back(nth)?;
+    }
+    while let Some(nth) = world.filling.iter().position(|f| world.ledger.published[&f.payload].owner == owner) {
+        fill_payload(world, nth, true)?;
+    }
+    let patience = world.random.between(0, 30) * MILLI;
+    let drained = world.settle(at + patience, |world| world.hosts[&node].engine.is_drained())?;
+    world.count(if drained { "closed drained" } else { "closed by force" });
+    world.with_host(node, |host| {
+        let now = host.now();
+        host.engine.abort(now);
+    })?;
+    let at = world.fabric.now();
+    world.end_process(node, at);
+    Ok(())
+}
+
+/// All faults stop, everybody wakes up, and every get comes to its end.
+fn fair_weather(world: &mut World) -> Check {
+    let mut plan = FaultPlan::calm();
+    plan.capabilities = world.scenario.plan.capabilities;
+    plan.peer_learns = world.scenario.plan.peer_learns;
+    world.fabric.set_plan(plan);
+    let nodes: Vec<NodeId> = world.hosts.keys().copied().collect();
+    for a in &nodes {
+        for b in &nodes {
+            world.fabric.cut_link(*a, *b, false);
+        }
+    }
+    for host in world.hosts.values_mut() {
+        host.asleep_until = 0;
+    }
+    while !world.filling.is_empty() {
+        fill_payload(world, 0, true)?;
+    }
+    let limit = world.fabric.now() + 2_000 * MILLI;
+    if !world.settle(limit, |world| world.ledger.pending.is_empty())? {
+        return violated("I10", format!("gets without a result: {:?}", world.ledger.pending));
+    }
+    while !world.held.is_empty() {
+        world.give_back(0)?;
+    }
+    Ok(())
+}
+
+/// After the storm everything works: each endpoint gets a fresh payload from each other one.
+fn probe(world: &mut World) -> Check {
+    let nodes: Vec<NodeId> = world.hosts.keys().copied().collect();
+    // Old payloads may fill the pools: they go, as far as nobody reads them.
+    for node in &nodes {
+        let owner = world.incarnation(*node);
+        let at = world.fabric.now();
+        for key in 0..world.scenario.keys {
+            let key = format!("key {key}").into_bytes();
+            world.with_host(*node, |host| {
+                let now = host.now();
+                host.engine.remove_key(now, &key);
+            })?;
+            world.ledger.withdraw_key(owner, &key, at);
+        }
+    }
+    // What is left of broken leases is fenced by its own deadlines.
+    let rest = 4 * (world.scenario.times.lease + world.scenario.times.drift_margin);
+    let now = world.fabric.now();
+    world.advance(now + rest)?;
+    let patience = 40 * world.scenario.times.lease;
+    for producer in &nodes {
+        for consumer in nodes.iter().filter(|consumer| *consumer != producer) {
+            let key = format!("probe of {}", consumer.0).into_bytes();
+            let parts = vec![PartSpec { dtype: DType::U8, shape: vec![5000], len: 5000 }];
+            let put = put_payload(world, *producer, key.clone(), parts, 1, false, 3_600_000 * MILLI)?;
+            let Some(number) = put else {
+                let stats = world.hosts[producer].engine.stats();
+                return violated("recovery", format!("no room for a payload of 5000 bytes: {stats:?}"));
+            };
+            let wanted = if world.random.below(2) == 0 { Wanted::Key(*producer, key) } else { Wanted::Payload(number) };
+            ask(world, *consumer, wanted, false, patience, true)?;
+        }
+    }
+    let limit = world.fabric.now() + 2 * patience;
+    if !world.settle(limit, |world| world.ledger.pending.is_empty())? {
+        return violated("I10", format!("gets without a result: {:?}", world.ledger.pending));
+    }
+    while !world.held.is_empty() {
+        world.give_back(0)?;
+    }
+    Ok(())
+}
+
+/// Nothing is published, held or asked for: every pool is whole again, and nothing is left of any lease.
+fn drain(world: &mut World) -> Check {
+    let whole = |host: &Host| {
+        let stats = host.engine.stats();
+        stats.pool_free == stats.pool_bytes
+            && stats.pool_buffers == 0
+            && stats.payloads + stats.leases + stats.fencing + stats.quarantined_bytes + stats.pool_waiting == 0
+            && stats.waiting + stats.gets_in_progress == 0
+            && host.engine.is_drained()
+    };
+    // Gets of a peer that fell silent wait here for as long as they were to wait at most.
+    let limit = world.fabric.now() + 20 * world.scenario.times.lease + 400 * MILLI;
+    if world.settle(limit, |world| world.hosts.values().all(whole))? {
+        return Ok(());
+    }
+    let left = world.hosts.values().filter(|host| !whole(host));
+    let stats: Vec<_> = left.map(|host| (host.id, host.engine.stats())).collect();
+    violated("I2", format!("something is left: {stats:?}"))
+}
+
+/// Everybody closes, and nothing is left of any connection.
+fn farewell(world: &mut World) -> Check {
+    let nodes: Vec<NodeId> = world.hosts.keys().copied().collect();
+    for node in &nodes {
+        world.with_host(*node, |host| {
+            let now = host.now();
+            host.engine.begin_close(now);
+            host.engine.abort(now);
+        })?;
+    }
+    let now = world.fabric.now();
+    world.advance(now + 50 * MILLI)?;
+    for host in world.hosts.values() {
+        let stats = host.engine.stats();
+        if stats.links > 0 || !host.engine.is_drained() {
+            return violated("I10", format!("{:?} is closed and has {stats:?}", host.id));
+        }
+        if let Some(left) = host.left() {
+            return violated("I2", format!("{:?} is closed, and its driver was never told to close {left}", host.id));
+        }
+    }
+    Ok(())
+}
