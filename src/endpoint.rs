@@ -40,7 +40,10 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn release(&self, lease: HeldLease) {
-        self.driver.with(|engine| engine.release(sys::boot_clock(), lease));
+        // A forked child's copy of a view is not the reader whose word the producer waits for (I13).
+        if self.check("view").is_ok() {
+            self.driver.with(|engine| engine.release(sys::boot_clock(), lease));
+        }
     }
 
     fn check(&self, operation: &'static str) -> Result<()> {
@@ -333,10 +336,14 @@ impl Endpoint {
             && shared.driver.with(|engine| engine.remove_key(sys::boot_clock(), key.as_ref()))
     }
 
-    /// What it has done and holds.
+    /// What it has done and holds; nothing in a forked child.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.shared().driver.with(|engine| engine.stats())
+        let shared = self.shared();
+        if shared.check("stats").is_err() {
+            return Stats::default();
+        }
+        shared.driver.with(|engine| engine.stats())
     }
 
     /// Closes the endpoint: new operations are refused, gets in progress end with [`ErrorKind::Closed`], and consumers
@@ -400,7 +407,16 @@ impl Drop for Handle {
     fn drop(&mut self) {
         if self.0.check("close").is_ok() {
             self.0.driver.close(Duration::ZERO);
-            self.0.driver.stop();
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The last handle is gone, and the last view with it: only now nothing has to be told to anybody.
+        if self.check("close").is_ok() {
+            self.driver.say_last_words();
+            self.driver.stop();
         }
     }
 }

@@ -167,6 +167,19 @@ impl Driver {
         left
     }
 
+    /// After a close: tells those whose memory was viewed until now, if there are any, that it is no longer.
+    pub(crate) fn say_last_words(&self) {
+        const AT_MOST: Tick = 250_000_000;
+        const LOOK: Duration = Duration::from_millis(2);
+        let core = &*self.core;
+        let until = sys::boot_clock() + AT_MOST;
+        core.enter();
+        while lock(&core.state).engine.has_last_words() && sys::boot_clock() < until {
+            core.take_turn(Some(LOOK));
+        }
+        core.leave();
+    }
+
     /// Ends the background thread.
     pub(crate) fn stop(&self) {
         lock(&self.core.turn).stop = true;
@@ -275,6 +288,8 @@ impl Core {
 
     /// One turn of the loop.
     fn run(&self, reactor: &mut Reactor, at_most: Option<Duration>, caller: bool) {
+        const STARVED: Duration = Duration::from_millis(50);
+        let starved;
         let me = std::thread::current().id();
         let timeout = {
             let mut state = lock(&self.state);
@@ -290,6 +305,7 @@ impl Core {
             {
                 return;
             }
+            starved = state.net.is_starved();
             let next = state.engine.next_deadline().unwrap_or(Tick::MAX);
             self.sleeping_until.store(next, Ordering::Release);
             next.saturating_sub(sys::boot_clock())
@@ -297,6 +313,9 @@ impl Core {
         let mut timeout = Duration::from_nanos(timeout.min(3_600_000_000_000));
         if let Some(at_most) = at_most {
             timeout = timeout.min(at_most);
+        }
+        if starved {
+            timeout = timeout.min(STARVED);
         }
         for (device, posted) in self.posted.iter().enumerate() {
             if posted.swap(false, Ordering::AcqRel) {
@@ -308,7 +327,7 @@ impl Core {
         }
         reactor.poll(timeout);
         self.sleeping_until.store(0, Ordering::Release);
-        if reactor.has_net_events() {
+        if reactor.has_net_events() || starved {
             let mut state = lock(&self.state);
             let State { engine, net, .. } = &mut *state;
             net.accept_starved(engine);

@@ -175,7 +175,10 @@ impl Net {
             };
             self.sweep();
             if self.pending >= MAX_PENDING {
-                continue; // dropped: the peer sees a reset and may come again
+                // The oldest makes way: an honest peer's preface comes right behind its connection (I7).
+                let pending = |entry: &Entry| matches!(entry, Entry::Pending { .. });
+                let oldest = self.entries.iter().find(|(_, entry)| pending(entry)).map(|(token, _)| *token);
+                oldest.and_then(|token| self.remove(token));
             }
             let until = sys::boot_clock() + PREFACE_TIME;
             let pending = Entry::Pending { stream, bytes: [0; Preface::LEN], got: 0, until };
@@ -183,6 +186,11 @@ impl Net {
                 self.read_preface(engine, token);
             }
         }
+    }
+
+    /// Whether connections wait to be accepted for want of descriptors. Nothing says when there are some again.
+    pub(super) fn is_starved(&self) -> bool {
+        !self.starved.is_empty()
     }
 
     /// Tries listeners again that lacked descriptors.

@@ -609,14 +609,20 @@ impl Engine {
             self.close_lease_on(link, entry);
             return;
         }
-        if self.orphans.values().map(|orphans| orphans.closes.len()).sum::<usize>() >= MAX_ORPHANS {
+        if !self.has_room_for_orphans() {
             return; // the producer's own fences end what is forgotten here: windows by time, mappings with this process
         }
         self.orphans.entry(peer).or_default().closes.push(entry);
-        if self.has_shm() && !self.closing {
+        if self.has_shm() {
             let target = Target { addresses: Vec::new(), unix: Some(unix_name_of(&peer)), incarnation: Some(peer) };
             let _no_more_links = self.link_to(&target);
         }
+    }
+}
+
+impl Engine {
+    pub(super) fn has_room_for_orphans(&self) -> bool {
+        self.orphans.values().map(|orphans| orphans.closes.len() + orphans.cancels.len()).sum::<usize>() < MAX_ORPHANS
     }
 }
 
@@ -697,6 +703,9 @@ impl Engine {
                 if !lengths.eq(grant.segments.iter().map(|segment| segment.len)) {
                     return mismatch("the segments are not the parts");
                 }
+                if grant.segments.iter().any(|segment| segment.address.checked_add(segment.len).is_none()) {
+                    return mismatch("a segment beyond the end of memory");
+                }
             }
         }
         if let Some(destination) = &get.destination {
@@ -770,7 +779,13 @@ impl Engine {
         let now = self.now;
         let Some(get) = self.gets.get_mut(&operation) else { return };
         if let Some(eager) = leased.eager.take() {
-            let stored = place.map_or(Ok(Storage::Empty), |place| place.fill(&leased.layout, &eager));
+            // A consumer that stood still may come to read a grant when its lease has gone to another (I4).
+            let until = get.link.and_then(|link| self.links.get(&link)).and_then(|link| link.held.get(&leased.lease));
+            let stored = match place {
+                _ if until.is_none_or(|until| *until <= now) => Err(ErrorKind::LeaseExpired),
+                Some(place) => place.fill(&leased.layout, &eager),
+                None => Ok(Storage::Empty),
+            };
             self.deliver(operation, leased.lease, leased.layout, stored);
         } else {
             get.stage = Stage::AwaitRemote(leased, place, now);

@@ -108,6 +108,8 @@ pub(super) struct Link {
     pub(super) peer: Option<Peer>,
     handshake: Option<TimerId>,
     flush_queued: bool,
+    /// Whether frames of the peer are left unread until it has taken some of ours.
+    held_back: bool,
     upgrade_of: Option<LinkId>,
     upgrade_tried: bool,
     candidates: VecDeque<usize>,
@@ -159,6 +161,7 @@ impl Link {
             peer: None,
             handshake: None,
             flush_queued: false,
+            held_back: false,
             upgrade_of: None,
             upgrade_tried: false,
             candidates: VecDeque::new(),
@@ -248,6 +251,13 @@ impl Engine {
         self.advance(now);
         self.check_open("accept")?;
         if self.links.len() >= self.config.limits.links {
+            // Whoever has not even said who he is makes way, the oldest first (I7).
+            let silent = |link: &Link| link.role == Role::Responder && link.state == State::Handshaking;
+            if let Some(oldest) = self.links.iter().find(|(_, link)| silent(link)).map(|(oldest, _)| *oldest) {
+                self.fail_link(oldest, &Failure::Lost("it made way for another".to_owned()));
+            }
+        }
+        if self.links.len() >= self.config.limits.links {
             return Err(crate::Error::new(
                 "accept",
                 ErrorKind::Busy { what: "links", limit: self.config.limits.links as u64 },
@@ -333,8 +343,10 @@ impl Engine {
 
     /// The first `len` bytes of [`output`](Self::output) were sent.
     pub fn sent(&mut self, id: LinkId, len: usize) {
-        if let Some(link) = self.links.get_mut(&id) {
-            link.session.consume_output(len);
+        let Some(link) = self.links.get_mut(&id) else { return };
+        link.session.consume_output(len);
+        if link.held_back && link.session.backlog() < self.config.limits.backlog / 4 {
+            self.process_input(id);
         }
     }
 
@@ -434,8 +446,14 @@ impl Engine {
     }
 
     fn process_input(&mut self, id: LinkId) {
+        let most = self.config.limits.backlog / 2;
         loop {
             let Some(link) = self.links.get_mut(&id) else { return };
+            // Answers can be larger than what asks for them: one who takes nothing off our hands is asked to wait.
+            link.held_back = link.session.backlog() >= most;
+            if link.held_back {
+                break;
+            }
             match link.session.next_event() {
                 Ok(None) => break,
                 Ok(Some(event)) => match own(event) {
@@ -508,6 +526,13 @@ impl Engine {
         }
         if link.target.incarnation.is_some_and(|expected| expected != incarnation) {
             self.fail_link(id, &Failure::Final(ErrorKind::Gone(Gone::OtherIncarnation)));
+            return;
+        }
+        if self.closing {
+            // It was dialled for this alone, by a view that outlived the close of its endpoint.
+            self.say_again(id, incarnation);
+            self.send_closes(id);
+            self.fail_link(id, &Failure::Closing);
             return;
         }
         if let Some(older) = link.upgrade_of.take() {
@@ -608,11 +633,9 @@ impl Engine {
 
     fn offer_next(&mut self, id: LinkId) {
         loop {
+            let had_one = self.leave_queue_pair(id);
             let Some(link) = self.links.get_mut(&id) else { return };
-            if let Some(queue_pair) = link.queue_pair.take() {
-                queue_pair.to_error();
-                link.fell_back = true;
-            }
+            link.fell_back |= had_one;
             let Some(rail) = link.candidates.pop_front() else {
                 let kind =
                     ErrorKind::PathNotAllowed { allowed: self.config.paths.to_string(), why: link.reason.clone() };
@@ -651,6 +674,19 @@ impl Engine {
         }
     }
 
+    /// Breaks the link's queue pair, if it has one: another takes its place.
+    fn leave_queue_pair(&mut self, id: LinkId) -> bool {
+        let Some(link) = self.links.get_mut(&id) else { return false };
+        let Some(queue_pair) = link.queue_pair.take() else { return false };
+        queue_pair.to_error();
+        if let Some(rail) = link.rail {
+            // Its flush completions find no link any more, only their fetches, and are not counted at the next one.
+            self.queue_pairs.remove(&(rail, queue_pair.number()));
+        }
+        (link.outstanding, link.in_flight) = (0, 0);
+        true
+    }
+
     fn create_queue_pair(&self, rail: usize) -> towline_verbs::Result<QueuePair> {
         let rail = &self.rails[rail];
         let most = rail.device.info().capabilities.max_send_wr;
@@ -674,11 +710,10 @@ impl Engine {
                     .map_err(|error| (QueuePairCode::Failed, error.to_string())),
             },
         };
+        self.leave_queue_pair(id);
         let Some(link) = self.links.get_mut(&id) else { return };
         link.offered = connection;
-        if let Some(older) = link.queue_pair.take() {
-            older.to_error();
-        }
+        link.proven = false;
         match verdict {
             Ok((rail, path, queue_pair)) => {
                 let address = queue_pair.address();
@@ -778,6 +813,11 @@ impl Engine {
         self.serve_link(id);
     }
 
+    /// Whether a closed endpoint has still to tell somebody that views of his memory are gone.
+    pub(crate) fn has_last_words(&self) -> bool {
+        self.closing && !self.links.is_empty()
+    }
+
     /// Says what an earlier link to the same endpoint may not have brought there.
     fn say_again(&mut self, id: LinkId, incarnation: [u8; 16]) {
         let Some(orphans) = self.orphans.remove(&incarnation) else { return };
@@ -858,7 +898,12 @@ impl Engine {
         let Some(link) = self.links.get_mut(&id) else { return };
         match link.session.send(frame) {
             Ok(()) => self.flush(id),
-            Err(error) => self.fail_link(id, &Failure::Lost(format!("a frame could not be sent: {error}"))),
+            // Not at once: frames are sent from the middle of everything, also from the end of another link.
+            Err(error) if link.state != State::Broken => {
+                link.state = State::Broken;
+                self.timers.set(self.now, Timer::Broken(id, format!("a frame could not be sent: {error}")));
+            }
+            Err(_broken_already) => {}
         }
     }
 
@@ -982,6 +1027,7 @@ impl Engine {
         self.closing_output(id, &mut link, failure);
         self.actions.push_back(Action::Close(id));
         self.forget_waiting(id, std::mem::take(&mut link.waiting));
+        let mappable = link.rail.is_some_and(|rail| self.rails[rail].device.info().capabilities.mappable);
         if let Some(incarnation) = link.incarnation() {
             let closes = std::mem::take(&mut link.closes);
             // A grant may be on its way to this link: what a mapping exposes stays exposed until we say that we do not
@@ -994,7 +1040,8 @@ impl Engine {
                 left.closes.extend(said.closes);
                 left.cancels.extend(said.cancels);
             }
-            if !left.is_empty() && !matches!(failure, Failure::Closing) {
+            // Elsewhere the producer's own fence ends the lease, and there is nothing to be said.
+            if !left.is_empty() && mappable && self.has_room_for_orphans() && !matches!(failure, Failure::Closing) {
                 let orphans = self.orphans.entry(incarnation).or_default();
                 orphans.closes.extend(left.closes);
                 orphans.cancels.extend(left.cancels);

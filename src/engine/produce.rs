@@ -17,7 +17,7 @@ use super::{Action, Engine, OperationId, Tick, Timer};
 use crate::error::Gone;
 use crate::layout::{DType, Layout};
 use crate::{Buffer, Error, ErrorKind, Result};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use towline_control::wire::{
     self, CloseEntry, Frame, Get, GetFlags, GrantFlags, LeaseId, Outcome, RefuseCode, Segment,
@@ -223,8 +223,14 @@ impl Engine {
         let total = layout.payload_len();
         let mut encoded = Vec::new();
         layout.encode(&mut encoded);
+        let older = self.keys.get(key).and_then(|slot| self.payloads[*slot as usize].payload.as_ref());
+        let makes_room = older.is_some_and(|older| older.readers == 0 && !older.filling);
+        let limit = self.config.limits.payloads;
+        if self.free_slots.is_empty() && self.payloads.len() >= limit && !makes_room {
+            return fail(ErrorKind::Busy { what: "payloads", limit: limit as u64 });
+        }
         self.replace_key(key);
-        let slot = self.free_slot(PUT)?;
+        let slot = self.free_slot();
         let entry = &mut self.payloads[slot as usize];
         let id = PayloadId { slot, generation: entry.generation };
         entry.payload = Some(Payload {
@@ -365,16 +371,12 @@ impl Engine {
         }
     }
 
-    fn free_slot(&mut self, operation: &'static str) -> Result<u32> {
+    fn free_slot(&mut self) -> u32 {
         if let Some(slot) = self.free_slots.pop() {
-            return Ok(slot);
-        }
-        if self.payloads.len() >= self.config.limits.payloads {
-            let limit = self.config.limits.payloads as u64;
-            return Err(Error::new(operation, ErrorKind::Busy { what: "payloads", limit }));
+            return slot;
         }
         self.payloads.push(PayloadSlot { generation: 1, last: Gone::Unknown, payload: None });
-        Ok(self.payloads.len() as u32 - 1)
+        self.payloads.len() as u32 - 1
     }
 
     fn replace_key(&mut self, key: &[u8]) {
@@ -571,11 +573,32 @@ impl Engine {
         }
     }
 
-    /// A link has ended with gets of its peer waiting.
-    pub(super) fn forget_waiting(&mut self, id: LinkId, waiting: BTreeMap<u64, WaitingGet>) {
-        for mut get in waiting.into_values() {
+    /// A link has ended with gets of its peer waiting: each queue that one of them is in is gone through once, however
+    /// many there are in it.
+    pub(super) fn forget_waiting(&mut self, id: LinkId, mut waiting: BTreeMap<u64, WaitingGet>) {
+        let other = |entry: &(LinkId, u64)| entry.0 != id;
+        let mut payloads = BTreeSet::new();
+        let mut keys = BTreeSet::new();
+        for get in waiting.values_mut() {
             self.timers.cancel(get.timer.take());
-            self.forget_get(id, &get);
+            match &get.target {
+                TargetOwned::Payload(payload) => drop(payloads.insert(*payload)),
+                TargetOwned::Key(key) => drop(keys.insert(key)),
+            }
+        }
+        for key in keys {
+            if let Some(queue) = self.waiting.get_mut(key) {
+                queue.retain(other);
+                if queue.is_empty() {
+                    self.waiting.remove(key);
+                }
+            }
+            payloads.extend(self.keys.get(key).map(|slot| self.id_of(*slot)));
+        }
+        for payload in payloads {
+            if let Some(payload) = self.payload_mut(payload) {
+                payload.waiting.retain(other);
+            }
         }
     }
 
@@ -632,6 +655,10 @@ impl Engine {
         let Some(link) = self.links.get(&link_id) else { return };
         let Some(peer) = link.incarnation() else { return };
         let echo = link.newest_stamp.max(get.sent_at);
+        // What is read one-sided does not wait in the backlog of a peer that is slow to take it. Well below where nothing
+        // more is read from him, so that two ends that send each other much do not both wait for the other to read.
+        let room = (self.config.limits.backlog / 4).saturating_sub(link.session.backlog());
+        let room = room.min(link.session.max_send_frame() as usize);
         let lease = self.next_grant;
         self.next_grant += 1;
 
@@ -639,7 +666,8 @@ impl Engine {
             return;
         };
         let complete = payload.watermark == payload.total;
-        let eager_limit = u64::from(get.max_eager.min(self.config.limits.eager));
+        let room = room.saturating_sub(payload.layout.len() + 512) as u64;
+        let eager_limit = u64::from(get.max_eager.min(self.config.limits.eager)).min(room);
         let mut eager = Vec::new();
         let mut segments = Vec::new();
         let exposure = if !get.view && complete && payload.total <= eager_limit {
