@@ -320,7 +320,9 @@ impl Serving {
         let segments: Vec<Segment> = granting
             .segments
             .iter()
-            .map(|(offset, len)| Segment::new(all.address + offset, *len, all.rkey.wrapping_add(granting.key_shift)))
+            .map(|(offset, len)| {
+                Segment::new(all.address.wrapping_add(*offset), *len, all.rkey.wrapping_add(granting.key_shift))
+            })
             .collect();
         let grant = Grant {
             request,
@@ -411,6 +413,11 @@ impl Consumer {
         queue_pair.connect(&address.unwrap(), true).unwrap();
         self.queue_pair = Some(queue_pair);
         self
+    }
+
+    /// The address of its queue pair, as offers carry it.
+    pub fn queue_pair_address(&self) -> Vec<u8> {
+        self.queue_pair.as_ref().expect("open comes first").address()
     }
 
     #[track_caller]

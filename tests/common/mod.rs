@@ -14,11 +14,11 @@ mod proxy;
 mod sys;
 
 pub use content::{Got, How, Spec, fill, hash, part, words};
-pub use fake::{Consumer, Producer, deadline, session_config};
+pub use fake::{Answer, Asked, Consumer, Granting, Producer, REGION, Said, TCP, deadline, layout, session_config};
 pub use options::Options;
 pub use process::{Failure, Pending, Process, Source, alone};
 pub use proxy::Proxy;
-pub use sys::{Signal, forked};
+pub use sys::{Signal, forked, limit_descriptors};
 
 use std::time::{Duration, Instant};
 use towline::{Endpoint, Error, ErrorKind, Path, Paths, PutOptions, Stats};

@@ -63,3 +63,16 @@ pub fn post_read(
     // SAFETY: nobody touches the region's memory before the read's completion has been polled; it was made for it.
     unsafe { queue_pair.post_send(vec![request]) }
 }
+
+/// Sets how many descriptors this process may have; gives the number before.
+pub fn limit_descriptors(most: u64) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the result.
+    let status = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    assert_eq!(status, 0, "getrlimit: {}", std::io::Error::last_os_error());
+    let before = std::mem::replace(&mut limit.rlim_cur, most);
+    // SAFETY: `limit` is valid for reads; nothing else is touched.
+    let status = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    assert_eq!(status, 0, "setrlimit: {}", std::io::Error::last_os_error());
+    before
+}
