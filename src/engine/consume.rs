@@ -395,7 +395,11 @@ impl Engine {
 
     fn send_request(&mut self, id: LinkId, operation: OperationId) {
         let now = self.now;
-        let eager = self.config.limits.eager;
+        let mut eager = self.config.limits.eager;
+        let rail = self.links.get(&id).and_then(|link| link.rail);
+        if rail.is_some_and(|rail| self.rails[rail].device.info().capabilities.mappable) {
+            eager = eager.min(EAGER_MAPPED);
+        }
         let request = self.new_operation().0;
         let Some(get) = self.gets.get_mut(&operation) else { return };
         get.stage = Stage::Requested(request);
@@ -625,6 +629,11 @@ impl Engine {
         self.orphans.values().map(|orphans| orphans.closes.len() + orphans.cancels.len()).sum::<usize>() < MAX_ORPHANS
     }
 }
+
+/// Most bytes that travel inside a grant where the producer's memory is mapped: from here on copying them out of there
+/// is faster than sending them through a socket (measured at a payload of 16 KiB: 31 against 32 us; 64 KiB: 34 against
+/// 55 us).
+const EAGER_MAPPED: u32 = 16 << 10;
 
 /// Closed leases kept for peers to which no link is open.
 const MAX_ORPHANS: usize = 4096;

@@ -101,7 +101,8 @@ impl Default for Limits {
             waiting_per_peer: 4096,
             gets: 4096,
             quarantine_per_peer: 1 << 30,
-            // Measured on loopback: up to here one message is faster than a message, a read request and its answer.
+            // Measured over TCP on loopback: 4 KiB take 24 us in the grant and 89 us read, 32 KiB 40 and 117 us, 64 KiB 62
+            // and 55 us. Over shared memory the border is at 16 KiB (`consume::EAGER_MAPPED`).
             eager: 32 << 10,
             backlog: 8 << 20,
             send_queue: 128,
