@@ -1062,8 +1062,13 @@ impl Engine {
             // Flush completions of this queue pair find no link any more, only their fetches.
             self.queue_pairs.remove(&(rail, queue_pair.number()));
         }
-        if let (State::Dialing, Some(incarnation)) = (link.state, link.target.incarnation) {
-            // Nobody of that incarnation is there to be told anything any more.
+        let refused =
+            matches!(failure, Failure::Unreachable(ErrorKind::PeerUnreachable { errno: libc::ECONNREFUSED, .. }));
+        if let (State::Dialing, Some(incarnation), []) =
+            (link.state, link.target.incarnation, &link.target.addresses[..])
+            && refused
+        {
+            // Its Unix name, which it alone had, is nobody's any more: that process has nothing mapped.
             self.orphans.remove(&incarnation);
         }
         if let Some(older) = link.upgrade_of {

@@ -87,6 +87,8 @@ pub(crate) struct Host {
     wake: Arc<AtomicBool>,
     conns: BTreeMap<ConnId, Conn>,
     links: BTreeMap<LinkId, (ConnId, NodeId)>,
+    /// Unix names that are being dialled.
+    dialled: BTreeMap<LinkId, Vec<u8>>,
     /// Links with output that the socket did not take, and when it will.
     unsent: BTreeMap<LinkId, u64>,
     random: Random,
@@ -147,6 +149,7 @@ impl Host {
             wake,
             conns: BTreeMap::new(),
             links: BTreeMap::new(),
+            dialled: BTreeMap::new(),
             unsent: BTreeMap::new(),
             random,
         }
@@ -184,7 +187,7 @@ impl Host {
         let mut busy = false;
         while let Some(event) = self.net.poll(self.id) {
             busy = true;
-            self.on_event(event);
+            self.on_event(event, directory);
             self.act(directory);
         }
         let late = self.engine.next_deadline().is_some_and(|tick| tick <= self.clock.at(now));
@@ -213,10 +216,14 @@ impl Host {
                 Action::Dial { link, unix, addresses } => {
                     let tcp = addresses.iter().filter_map(|a| directory.addresses.get(&a.to_string()));
                     let mut ways: VecDeque<_> = tcp.map(|node| (*node, TCP)).collect();
-                    match unix.map(|name| directory.unix.get(&name)) {
-                        Some(Some(node)) => ways.push_front((*node, UNIX)),
-                        Some(None) => self.engine.unix_failed(link, "nobody has that name"),
-                        None => {}
+                    if let Some(name) = unix {
+                        match directory.unix.get(&name) {
+                            Some(node) => {
+                                ways.push_front((*node, UNIX));
+                                self.dialled.insert(link, name);
+                            }
+                            None => self.engine.unix_failed(link, "nobody has that name"),
+                        }
                     }
                     self.dial(link, ways);
                 }
@@ -231,6 +238,7 @@ impl Host {
                 }
                 Action::Close(link) => {
                     self.unsent.remove(&link);
+                    self.dialled.remove(&link);
                     if let Some((conn, _)) = self.links.remove(&link) {
                         self.conns.remove(&conn);
                         self.net.close(conn);
@@ -271,6 +279,27 @@ impl Host {
         }
     }
 
+    /// A dial was refused. A Unix socket is refused only by nobody's name: one that has an owner is dialled again.
+    fn refused(
+        &mut self,
+        link: LinkId,
+        transport: Transport,
+        mut ways: VecDeque<(NodeId, u16)>,
+        directory: &Directory,
+    ) {
+        if transport == Transport::Unix {
+            let name = self.dialled.remove(&link);
+            match name.as_ref().and_then(|name| directory.unix.get(name)) {
+                Some(node) => {
+                    ways.push_front((*node, UNIX));
+                    self.dialled.extend(name.map(|name| (link, name)));
+                }
+                None => self.engine.unix_failed(link, "refused"),
+            }
+        }
+        self.dial(link, ways);
+    }
+
     /// Sends what a link has to send; the socket takes all of it or a part.
     fn send(&mut self, link: LinkId) {
         self.unsent.remove(&link);
@@ -294,7 +323,7 @@ impl Host {
         }
     }
 
-    fn on_event(&mut self, event: NetEvent) {
+    fn on_event(&mut self, event: NetEvent, directory: &Directory) {
         let now = self.now();
         match event {
             NetEvent::Accepted { conn, from, port } => {
@@ -304,16 +333,14 @@ impl Host {
             NetEvent::Connected { conn } => {
                 if let Some(Conn::Dialing(link, transport, _)) = self.conns.get(&conn) {
                     let (link, transport) = (*link, *transport);
+                    self.dialled.remove(&link);
                     self.conns.insert(conn, Conn::Open(link, Vec::new()));
                     self.engine.connected(now, link, transport);
                 }
             }
             NetEvent::Refused { conn } => {
                 if let Some(Conn::Dialing(link, transport, ways)) = self.conns.remove(&conn) {
-                    if transport == Transport::Unix {
-                        self.engine.unix_failed(link, "refused");
-                    }
-                    self.dial(link, ways);
+                    self.refused(link, transport, ways, directory);
                 }
             }
             NetEvent::Bytes { conn, data } => match self.conns.get_mut(&conn) {
