@@ -314,6 +314,8 @@ pub struct Engine {
     free_slots: Vec<u32>,
     keys: BTreeMap<Vec<u8>, u32>,
     waiting: BTreeMap<Vec<u8>, VecDeque<(LinkId, u64)>>,
+    /// Requests that their consumers do not want any more and that have not come yet.
+    unwanted: BTreeSet<([u8; 16], u64)>,
     grants: BTreeMap<u64, Grant>,
     next_grant: u64,
     fences_timer: bool,
@@ -374,6 +376,7 @@ impl Engine {
             free_slots: Vec::new(),
             keys: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            unwanted: BTreeSet::new(),
             grants: BTreeMap::new(),
             next_grant: 1,
             fences_timer: false,

@@ -485,6 +485,9 @@ impl Engine {
     }
 }
 
+/// Cancelled requests that are remembered until they come (I9).
+const MAX_UNWANTED: usize = 4096;
+
 /// Gets of peers.
 impl Engine {
     pub(super) fn get_received(&mut self, id: LinkId, get: WaitingGet) {
@@ -495,6 +498,11 @@ impl Engine {
         let request = get.request;
         if link.waiting.contains_key(&request) {
             return; // it came twice (I11)
+        }
+        if let Some(peer) = link.incarnation()
+            && self.unwanted.remove(&(peer, request))
+        {
+            return; // it came after its cancel, which came over a newer link
         }
         if link.granted.len() >= most_leases {
             self.refuse(id, request, RefuseCode::TooManyLeases, most_leases as u64, "");
@@ -570,6 +578,12 @@ impl Engine {
         let granted = self.grants.iter().find(|(_, grant)| grant.peer == peer && grant.request == request);
         if let Some(lease) = granted.map(|(lease, _)| *lease) {
             self.close_grant(lease, id, false);
+        } else {
+            // Or it is still on its way, over that older link.
+            self.unwanted.insert((peer, request));
+            if self.unwanted.len() > MAX_UNWANTED {
+                self.unwanted.pop_first();
+            }
         }
     }
 

@@ -225,7 +225,7 @@ impl Host {
                             None => self.engine.unix_failed(link, "nobody has that name"),
                         }
                     }
-                    self.dial(link, ways);
+                    self.dial(link, ways, libc::ECONNREFUSED);
                 }
                 Action::Flush(link) => {
                     self.engine.flushing(link);
@@ -263,7 +263,8 @@ impl Host {
         }
     }
 
-    fn dial(&mut self, link: LinkId, mut ways: VecDeque<(NodeId, u16)>) {
+    /// Tries the next way there is; `errno` says how the last one ended.
+    fn dial(&mut self, link: LinkId, mut ways: VecDeque<(NodeId, u16)>, errno: i32) {
         match ways.pop_front() {
             Some((node, port)) => {
                 let conn = self.net.dial(self.id, node, port);
@@ -274,7 +275,7 @@ impl Host {
             None => {
                 let now = self.now();
                 self.links.remove(&link);
-                self.engine.connect_failed(now, link, libc::ECONNREFUSED, "every way there is".to_owned());
+                self.engine.connect_failed(now, link, errno, "every way there is".to_owned());
             }
         }
     }
@@ -297,7 +298,7 @@ impl Host {
                 None => self.engine.unix_failed(link, "refused"),
             }
         }
-        self.dial(link, ways);
+        self.dial(link, ways, libc::ECONNREFUSED);
     }
 
     /// Sends what a link has to send; the socket takes all of it or a part.
@@ -360,7 +361,7 @@ impl Host {
                     self.unsent.remove(&link);
                     self.engine.disconnected(now, link, "closed by the peer");
                 }
-                Some(Conn::Dialing(link, _, ways)) => self.dial(link, ways),
+                Some(Conn::Dialing(link, _, ways)) => self.dial(link, ways, libc::ECONNRESET),
                 Some(Conn::Unknown(..)) | None => {}
             },
         }
