@@ -226,6 +226,7 @@ impl Core {
             }
             lock(&link.attempts)[usize::from(index)].open = true;
         }
+        stream.called.store(hello.index, Ordering::SeqCst);
         let bit = 1 << hello.index;
         if self.arrivals.hellos.fetch_or(bit, Ordering::SeqCst) & bit != 0 {
             return Err("two streams of one number");

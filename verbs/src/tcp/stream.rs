@@ -4,7 +4,7 @@ use super::lock;
 use super::receive::Receiver;
 use super::sys::Epoll;
 use super::transmit::Transmitter;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
@@ -26,6 +26,8 @@ pub(super) struct Stream {
     pub(super) wants_out: AtomicBool,
     /// Whether the next message in it can't be dealt with yet; nothing is read meanwhile.
     pub(super) stalled: AtomicBool,
+    /// The number by which the peer's hello called it. At the passive end streams come in any order.
+    pub(super) called: AtomicU8,
     /// What the epoll reports, once; `None` after it has.
     armed: Mutex<Option<i32>>,
 }
@@ -48,6 +50,7 @@ impl Stream {
             wants_in: AtomicBool::new(false),
             wants_out: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
+            called: AtomicU8::new(0),
             armed: Mutex::new(None),
         }
     }

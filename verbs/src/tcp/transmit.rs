@@ -164,13 +164,14 @@ impl Core {
         if transmitter.greeted {
             return true;
         }
-        let (index, streams) = (self.index_of(stream), self.streams().len() as u8);
-        let answer = match self.preface() {
+        let streams = self.streams().len() as u8;
+        let (answer, index) = match self.preface() {
             Some(preface) => {
                 transmitter.headers.extend_from_slice(preface);
-                false
+                (false, self.index_of(stream))
             }
-            None if self.is_ready() => true,
+            // Ready means that the hellos of all streams are there, and with them their numbers.
+            None if self.is_ready() => (true, stream.called.load(Ordering::SeqCst)),
             None => return false,
         };
         transmitter.headers.extend_from_slice(&Hello { index, streams, answer }.encode());
