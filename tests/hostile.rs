@@ -83,7 +83,7 @@ fn a_burst_of_gets_does_not_break_the_link_over_the_bytes_it_asks_for() {
     for key in 0..GETS {
         producer.put(format!("{key}"), [Part::bytes("x", DType::U8, &[32 << 10], &bytes)]).unwrap();
     }
-    let mut consumer = Consumer::connect(&producer.address(), session_config(1)).open();
+    let mut consumer = Consumer::connect(&producer.address(), session_config()).open();
     let burst: Vec<u8> = (0..GETS).flat_map(|key| get_frame(key, &key.to_string(), 1 << 20)).collect();
     consumer.send_bytes(&burst);
     let mut granted = Vec::new();
@@ -99,7 +99,7 @@ fn a_burst_of_gets_does_not_break_the_link_over_the_bytes_it_asks_for() {
 fn a_put_for_many_who_wait_does_not_break_their_link() {
     const GETS: u64 = 700;
     let producer = endpoint(MIB);
-    let mut consumer = Consumer::connect(&producer.address(), session_config(1)).open();
+    let mut consumer = Consumer::connect(&producer.address(), session_config()).open();
     let burst: Vec<u8> = (0..GETS).flat_map(|request| get_frame(request, "k", 1 << 20)).collect();
     consumer.send_bytes(&burst);
     producer.wait_for_consumers("k", GETS as usize, LONG).unwrap();
@@ -118,7 +118,7 @@ fn a_put_for_many_who_wait_does_not_break_their_link() {
 fn peers_that_take_small_frames_only_do_not_bring_the_producer_down() {
     const PEERS: usize = 400;
     let producer = endpoint(MIB);
-    let mut config = session_config(1);
+    let mut config = session_config();
     let mut peers = Vec::new();
     for peer in 0..PEERS {
         config.identity.incarnation = [peer as u8, (peer >> 8) as u8, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3];
@@ -220,9 +220,9 @@ fn frames_about_what_is_not_theirs_change_nothing() {
     let producer = endpoint(MIB);
     let spec = Spec::bytes(100_000, 1);
     let ticket = spec.put(&producer, "k", &PutOptions::default()).unwrap();
-    let mut owner = Consumer::connect(&producer.address(), session_config(1)).open();
+    let mut owner = Consumer::connect(&producer.address(), session_config()).open();
     let lease = owner.lease("k");
-    let mut hostile = Consumer::connect(&producer.address(), session_config(2)).open();
+    let mut hostile = Consumer::connect(&producer.address(), session_config()).open();
     let every: Vec<LeaseId> = (0..5000).map(LeaseId::new).collect();
     let closes: Vec<CloseEntry> = (0..2000).map(|lease| CloseEntry::new(lease, Outcome::Delivered)).collect();
     for round in 0..3 {
@@ -268,7 +268,7 @@ fn offers_of_queue_pairs_without_end_leave_nothing_behind() {
     assert_serves(&producer, &consumer);
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = descriptors();
-    let mut hostile = Consumer::connect(&producer.address(), session_config(1)).open();
+    let mut hostile = Consumer::connect(&producer.address(), session_config()).open();
     let good = hostile.queue_pair_address();
     let mut refused = 0;
     for connection in 2..600u32 {
@@ -296,7 +296,7 @@ fn segments_at_the_end_of_the_address_space_are_an_error() {
     granting.layout = layout(&[("a", DType::U8, &[100_000], 100_000), ("b", DType::U8, &[100_000], 100_000)]);
     granting.segments = vec![(u64::MAX - 10, 100_000), (u64::MAX - 5, 100_000)];
     let lying = granting.clone();
-    let producer = Producer::start(session_config(7), move |_| Answer::Grant(lying.clone()));
+    let producer = Producer::start(session_config(), move |_| Answer::Grant(lying.clone()));
     let consumer = tcp_endpoint(MIB);
     let error = consumer.get((&producer.address, "k"), Duration::from_secs(10)).unwrap_err();
     assert!(!matches!(error.kind(), ErrorKind::TimedOut { .. }), "{error}");
@@ -321,7 +321,7 @@ fn keys_and_lengths_that_are_not_granted_are_an_error() {
     for (name, lie) in lies {
         let mut granting = Granting::rendezvous(100_000);
         lie(&mut granting);
-        let producer = Producer::start(session_config(7), move |_| Answer::Grant(granting.clone()));
+        let producer = Producer::start(session_config(), move |_| Answer::Grant(granting.clone()));
         let consumer = tcp_endpoint(MIB);
         let started = Instant::now();
         let error = consumer.get((&producer.address, "k"), Duration::from_secs(20)).map(|_| ()).expect_err(name);
@@ -334,7 +334,7 @@ fn keys_and_lengths_that_are_not_granted_are_an_error() {
 fn bytes_in_a_grant_count_only_while_its_lease_stands() {
     let mut granting = Granting::eager(b"late");
     granting.lease = Duration::ZERO;
-    let producer = Producer::start(session_config(7), move |_| Answer::Grant(granting.clone()));
+    let producer = Producer::start(session_config(), move |_| Answer::Grant(granting.clone()));
     let consumer = tcp_endpoint(MIB);
     let error = consumer.get((&producer.address, "k"), Duration::from_secs(5)).unwrap_err();
     assert_eq!(error.kind(), &ErrorKind::LeaseExpired);
@@ -603,7 +603,7 @@ fn nonsense_over_the_unix_socket_changes_nothing() {
     let view = consumer.view(&ticket, LONG).unwrap();
     let name = unix_name_of(&ticket);
     for round in 0..40u8 {
-        let mut config = session_config(round);
+        let mut config = session_config();
         config.identity.boot_id = boot_id();
         let mut hostile = Connection::connect(&name, config, deadline()).unwrap();
         let garbage: Vec<u8> = words(round.into()).take(20).flat_map(u64::to_le_bytes).collect();

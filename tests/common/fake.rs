@@ -4,7 +4,7 @@
 use super::{LONG, sys};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use towline::DType;
@@ -19,8 +19,8 @@ use towline_control::wire::{
 use towline_verbs::memory::HugePages;
 use towline_verbs::tcp::{TcpConfig, TcpProvider};
 use towline_verbs::{
-    Access, CompletionQueue, CompletionStatus, Device, Memory, MemoryRegion, ProtectionDomain, Provider, QueuePair,
-    QueuePairCapacity, RemoteSlice, Token,
+    Access, CompletionQueue, CompletionStatus, Device, Memory, MemoryRegion, Opcode, ProtectionDomain, Provider,
+    QueuePair, QueuePairCapacity, RemoteSlice, Token,
 };
 
 /// The number of TCP on the wire.
@@ -31,12 +31,16 @@ pub fn deadline() -> Instant {
     Instant::now() + LONG
 }
 
-/// Who a peer made by hand is: on this host, but with no Unix socket, so that only TCP leads to it.
-pub fn session_config(number: u8) -> SessionConfig {
+/// A peer made by hand, another with every call: on another host than this, so that only TCP leads to it.
+pub fn session_config() -> SessionConfig {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let mut incarnation = [0xab; 16];
+    incarnation[8..].copy_from_slice(&number);
     SessionConfig::new(Identity {
-        incarnation: [number; 16],
+        incarnation,
         boot_id: [0xb0; 16],
-        process: [number ^ 0xff; 16],
+        process: incarnation.map(|byte| !byte),
         unix_name: Vec::new(),
         advertised: AddressList::new(),
         features: 0,
@@ -164,6 +168,7 @@ pub const REGION: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Producer {
     pub address: String,
+    pub incarnation: [u8; 16],
     stop: Arc<AtomicBool>,
     port: SocketAddr,
     /// How each lease that its consumers closed had ended.
@@ -173,6 +178,7 @@ pub struct Producer {
 impl Producer {
     /// One that answers every get with what `answer` says. Its region holds the content of seed 1.
     pub fn start(config: SessionConfig, answer: impl FnMut(&Asked) -> Answer + Send + 'static) -> Self {
+        let incarnation = config.identity.incarnation;
         let listener = Listener::bind(&SocketName::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
         let SocketName::Tcp(port) = listener.local_name().unwrap() else { panic!("not TCP") };
         let rail = Arc::new(Rail::new(vec![port]));
@@ -214,7 +220,7 @@ impl Producer {
                 }
             }
         });
-        Self { address: port.to_string(), stop, port, closes }
+        Self { address: port.to_string(), incarnation, stop, port, closes }
     }
 
     /// How the consumer says that the next lease ended.
@@ -426,8 +432,13 @@ impl Consumer {
     }
 
     /// Sends bytes that need be no frame.
-    pub fn send_bytes(&self, mut bytes: &[u8]) {
-        let until = deadline();
+    pub fn send_bytes(&self, bytes: &[u8]) {
+        self.send_bytes_within(bytes, LONG);
+    }
+
+    /// As far as they are taken in this time.
+    pub fn send_bytes_within(&self, mut bytes: &[u8], time: Duration) {
+        let until = Instant::now() + time;
         while !bytes.is_empty() && Instant::now() < until {
             match self.connection.stream().send(bytes) {
                 Ok(0) => std::thread::sleep(Duration::from_millis(1)),
@@ -505,26 +516,40 @@ impl Consumer {
     /// Reads remote memory over its queue pair.
     #[track_caller]
     pub fn read(&mut self, remote: RemoteSlice) -> Result<Vec<u8>, CompletionStatus> {
-        let queue_pair = self.queue_pair.as_ref().expect("open comes first");
         let region = self.rail.region(remote.len.max(1), Access::LOCAL_WRITE);
+        self.complete(Opcode::Read, &region, remote)?;
+        let mut bytes = vec![0; remote.len as usize];
+        region.memory().read(0, &mut bytes).unwrap();
+        Ok(bytes)
+    }
+
+    /// Writes remote memory over its queue pair.
+    #[track_caller]
+    pub fn write(&mut self, remote: RemoteSlice, bytes: &[u8]) -> Result<(), CompletionStatus> {
+        let region = self.rail.region(remote.len, Access::LOCAL_WRITE);
+        region.memory().write(0, bytes).unwrap();
+        self.complete(Opcode::Write, &region, remote)
+    }
+
+    #[track_caller]
+    fn complete(&mut self, opcode: Opcode, region: &MemoryRegion, remote: RemoteSlice) -> Result<(), CompletionStatus> {
+        let queue_pair = self.queue_pair.as_ref().expect("open comes first");
         let id = self.next;
         self.next += 1;
-        if sys::post_read(queue_pair, id, &region, remote).is_err() {
+        if sys::post(queue_pair, id, opcode, region, remote).is_err() {
             return Err(CompletionStatus::Flushed); // in the error state already
         }
         let until = deadline();
         let mut completions = Vec::new();
         loop {
-            assert!(Instant::now() < until, "the read does not end");
+            assert!(Instant::now() < until, "the request does not end");
             if matches!(self.rail.device.progress(), towline_verbs::Progress::Idle) {
                 std::thread::sleep(Duration::from_micros(200));
             }
             self.rail.cq.poll(&mut completions, 16);
             if let Some(completion) = completions.iter().find(|completion| completion.id == id) {
-                let mut bytes = vec![0; remote.len as usize];
-                region.memory().read(0, &mut bytes).unwrap();
                 return match completion.status {
-                    CompletionStatus::Success => Ok(bytes),
+                    CompletionStatus::Success => Ok(()),
                     status => Err(status),
                 };
             }

@@ -18,7 +18,7 @@ pub use fake::{Answer, Asked, Consumer, Granting, Producer, REGION, Said, TCP, d
 pub use options::Options;
 pub use process::{Failure, Pending, Process, Source, alone};
 pub use proxy::Proxy;
-pub use sys::{Signal, forked, limit_descriptors};
+pub use sys::{Signal, forked, limit_descriptors, view_slice};
 
 use std::time::{Duration, Instant};
 use towline::{Endpoint, Error, ErrorKind, Path, Paths, PutOptions, Stats};
@@ -56,6 +56,22 @@ pub fn endpoint(pool: u64) -> Endpoint {
 #[track_caller]
 pub fn tcp_endpoint(pool: u64) -> Endpoint {
     Endpoint::builder().pool_size(pool).allow_paths(Paths::only(Path::Tcp)).build().unwrap()
+}
+
+/// An endpoint of this process that is reached through a relay only.
+#[track_caller]
+pub fn behind_proxy(options: &Options) -> (Endpoint, Proxy) {
+    let proxy = Proxy::new();
+    // The port must be known before: one that was free a moment ago is free still, almost always.
+    for _ in 0..20 {
+        let port = fake::unused_port();
+        let options = options.clone().bind(format!("127.0.0.1:{port}")).advertise(proxy.address);
+        if let Ok(endpoint) = options.build() {
+            proxy.target(([127, 0, 0, 1], port).into());
+            return (endpoint, proxy);
+        }
+    }
+    panic!("no port is free");
 }
 
 /// Options for `consumers` consumers.

@@ -104,7 +104,7 @@ impl Options {
     }
 
     pub fn to_text(&self) -> String {
-        self.0.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+        self.0.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(";")
     }
 
     pub fn from_text(text: &str) -> Self {
@@ -113,7 +113,7 @@ impl Options {
             let name = NAMES.iter().find(|known| **known == name).unwrap();
             (*name, value.to_owned())
         };
-        Self(text.split_whitespace().map(word).collect())
+        Self(text.split(';').filter(|word| !word.is_empty()).map(word).collect())
     }
 }
 

@@ -302,6 +302,11 @@ impl<A: AsRef<str>, K: AsRef<str>> From<(A, K)> for Source {
 #[ignore = "the entry of processes that other tests start"]
 fn entry_of_child_processes() {
     sys::die_with_parent();
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        std::process::exit(101); // the parent, who waits for an answer, sees that none comes
+    }));
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let answers = Arc::new(Mutex::new(socket.try_clone().unwrap()));
     let state: Arc<OnceState> = Arc::default();

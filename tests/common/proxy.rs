@@ -27,8 +27,13 @@ struct State {
     data_budget: u64,
     /// Relays that have data in hand and no budget for it.
     held: usize,
+    /// Whether control connections are held back, in both directions.
+    holding_control: bool,
     /// Whether new connections are refused by closing them.
     refusing: bool,
+    /// Whether the next data connection is led on only after the one that comes after it.
+    overtaking: bool,
+    overtaken: bool,
     sockets: Vec<TcpStream>,
     /// What passed on control connections, both directions.
     control: Vec<u8>,
@@ -44,7 +49,10 @@ impl Default for State {
             target: None,
             data_budget: u64::MAX,
             held: 0,
+            holding_control: false,
             refusing: false,
+            overtaking: false,
+            overtaken: false,
             sockets: Vec::new(),
             control: Vec::new(),
             data: 0,
@@ -100,6 +108,12 @@ impl Proxy {
         self.hold_data_after(u64::MAX);
     }
 
+    /// Holds back what passes on control connections, or lets it pass.
+    pub fn hold_control(&self, holding: bool) {
+        self.shared.lock().holding_control = holding;
+        self.shared.changed.notify_all();
+    }
+
     /// Breaks every connection there is.
     pub fn cut(&self) {
         for socket in self.shared.lock().sockets.drain(..) {
@@ -111,6 +125,11 @@ impl Proxy {
     /// Whether new connections are closed at once.
     pub fn refuse(&self, refusing: bool) {
         self.shared.lock().refusing = refusing;
+    }
+
+    /// Has the next data connection overtaken by the one that is made after it.
+    pub fn let_overtake(&self) {
+        self.shared.lock().overtaking = true;
     }
 
     /// All that passed on control connections.
@@ -160,6 +179,9 @@ impl Shared {
             return;
         }
         let data = matches!(Preface::decode(&preface), Ok(Preface { purpose: Purpose::Data { .. } }));
+        if data {
+            self.overtake();
+        }
         let Ok(mut server) = TcpStream::connect(target) else { return };
         for socket in [&client, &server] {
             socket.set_nodelay(true).unwrap();
@@ -168,10 +190,25 @@ impl Shared {
         if server.write_all(&preface).is_err() {
             return;
         }
+        if data {
+            self.lock().overtaken = true;
+            self.changed.notify_all();
+        }
         let (to_server, from_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
         let shared = self.clone();
         std::thread::spawn(move || shared.pump(from_client, to_server, data, false));
         self.pump(server, client, data, data);
+    }
+
+    /// The first data connection waits here for the second, if that was asked for.
+    fn overtake(&self) {
+        let mut state = self.lock();
+        if std::mem::take(&mut state.overtaking) {
+            state.overtaken = false;
+            while !state.overtaken && !state.ended {
+                state = self.changed.wait(state).unwrap();
+            }
+        }
     }
 
     fn pump(&self, mut from: TcpStream, mut to: TcpStream, data: bool, budgeted: bool) {
@@ -179,7 +216,11 @@ impl Shared {
         while let Ok(len @ 1..) = from.read(&mut buffer) {
             let mut rest = &buffer[..len];
             if !data {
-                self.lock().control.extend_from_slice(rest);
+                let mut state = self.lock();
+                while state.holding_control && !state.ended {
+                    state = self.changed.wait(state).unwrap();
+                }
+                state.control.extend_from_slice(rest);
             }
             while !rest.is_empty() {
                 let step = if budgeted { self.take_budget(rest.len()) } else { rest.len() };

@@ -46,21 +46,17 @@ pub fn forked(child: impl FnOnce() -> u8) -> i32 {
     if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) }
 }
 
-/// Posts a read of all of `remote` into the start of `region`.
-pub fn post_read(
+/// Posts a read of all of `remote` into the start of `region`, or a write the other way.
+pub fn post(
     queue_pair: &towline_verbs::QueuePair,
     id: u64,
+    opcode: towline_verbs::Opcode,
     region: &towline_verbs::MemoryRegion,
     remote: towline_verbs::RemoteSlice,
 ) -> towline_verbs::Result<()> {
     let local = towline_verbs::LocalSlice { region: region.clone(), offset: 0, len: remote.len };
-    let request = towline_verbs::WorkRequest {
-        id,
-        opcode: towline_verbs::Opcode::Read,
-        local: vec![local],
-        remote: Some(remote),
-    };
-    // SAFETY: nobody touches the region's memory before the read's completion has been polled; it was made for it.
+    let request = towline_verbs::WorkRequest { id, opcode, local: vec![local], remote: Some(remote) };
+    // SAFETY: nobody touches the region's memory before the request's completion has been polled; it was made for it.
     unsafe { queue_pair.post_send(vec![request]) }
 }
 
@@ -75,4 +71,10 @@ pub fn limit_descriptors(most: u64) -> u64 {
     let status = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     assert_eq!(status, 0, "setrlimit: {}", std::io::Error::last_os_error());
     before
+}
+
+/// A part of a view as a plain slice.
+pub fn view_slice<'a>(part: &towline::ViewPart<'a>) -> &'a [u8] {
+    // SAFETY: its producer is an endpoint of ours, which keeps to the rules.
+    unsafe { part.as_slice() }
 }
