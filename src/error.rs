@@ -273,7 +273,7 @@ impl Error {
             ErrorKind::VersionMismatch { .. } => "run builds of neighbouring versions at both ends",
             ErrorKind::PathNotAllowed { .. } => "allow another path with `allow_paths`",
             ErrorKind::PathUnsuitable { .. } => "use `get` instead of `view`",
-            ErrorKind::Gone(Gone::Consumed) => "publish it for more consumers with `consumers`",
+            ErrorKind::Gone(Gone::Consumed) => "publish it for more consumers: `put_with` with `PutOptions::consumers`",
             ErrorKind::Gone(Gone::Expired) => "publish it with a longer `time_to_live`",
             ErrorKind::Gone(Gone::OtherIncarnation) => "get a new ticket from the producer",
             ErrorKind::Forked => "build an endpoint in the child process",

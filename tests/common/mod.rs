@@ -18,7 +18,7 @@ pub use fake::{Answer, Asked, Consumer, Granting, Producer, REGION, Said, TCP, d
 pub use options::Options;
 pub use process::{Failure, Pending, Process, Source, alone};
 pub use proxy::Proxy;
-pub use sys::{Signal, forked, limit_descriptors, view_slice};
+pub use sys::{Signal, forked, limit_descriptors, raise_descriptors, view_slice};
 
 use std::time::{Duration, Instant};
 use towline::{Endpoint, Error, ErrorKind, Path, Paths, PutOptions, Stats};

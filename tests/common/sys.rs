@@ -60,6 +60,21 @@ pub fn post(
     unsafe { queue_pair.post_send(vec![request]) }
 }
 
+/// Raises how many descriptors this process may have to `most`, or as far as it may be raised; gives the number that it is.
+pub fn raise_descriptors(most: u64) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the result.
+    let status = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    assert_eq!(status, 0, "getrlimit: {}", std::io::Error::last_os_error());
+    if limit.rlim_cur < most {
+        limit.rlim_cur = most.min(limit.rlim_max);
+        // SAFETY: `limit` is valid for reads; nothing else is touched.
+        let status = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        assert_eq!(status, 0, "setrlimit: {}", std::io::Error::last_os_error());
+    }
+    limit.rlim_cur
+}
+
 /// Sets how many descriptors this process may have; gives the number before.
 pub fn limit_descriptors(most: u64) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
