@@ -63,11 +63,14 @@ impl Peer {
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Waits until the process is stopped, as the system says.
+    /// Waits until the process is stopped, as the system says of each of its threads: they stop one by one.
     fn stop(&self) {
         self.signal(libc::SIGSTOP);
-        let stat = format!("/proc/{}/stat", self.child.id());
-        while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+        let threads = format!("/proc/{}/task", self.child.id());
+        let stopped = |thread: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap().contains(") T ")
+        };
+        while !std::fs::read_dir(&threads).unwrap().all(stopped) {
             std::thread::yield_now();
         }
     }
