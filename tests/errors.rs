@@ -209,8 +209,7 @@ fn a_ticket_of_another_incarnation_is_refused() {
 #[test]
 fn a_peer_that_does_not_listen_is_unreachable() {
     let consumer = endpoint(MIB);
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let address = format!("127.0.0.1:{port}");
+    let address = format!("{}:7000", lonely());
     let started = Instant::now();
     let error = consumer.get((&address, "key"), LONG).unwrap_err();
     assert!(started.elapsed() < SLACK, "a refused connection is known at once");

@@ -188,7 +188,7 @@ fn an_endpoint_is_reached_at_its_unix_name() {
 
 #[test]
 fn an_endpoint_listens_at_several_addresses_and_publishes_them() {
-    let producer = Options::default().pool(MIB).also_bind("127.0.0.2:0").build().unwrap();
+    let producer = Options::default().pool(MIB).bind("127.0.0.1:0").also_bind("127.0.0.2:0").build().unwrap();
     let addresses = producer.addresses();
     assert_eq!(addresses.len(), 2);
     assert!(addresses[0].starts_with("127.0.0.1:") && addresses[1].starts_with("127.0.0.2:"));
@@ -202,7 +202,7 @@ fn an_endpoint_listens_at_several_addresses_and_publishes_them() {
 
 #[test]
 fn of_several_advertised_addresses_one_that_answers_is_found() {
-    let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let dead = format!("{}:7000", lonely());
     let producer = Endpoint::builder()
         .pool_size(MIB)
         .advertise(&dead)

@@ -2,7 +2,7 @@
 //! wants said.
 
 use super::{LONG, sys};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -555,9 +555,4 @@ impl Consumer {
             }
         }
     }
-}
-
-/// A port of this host at which nobody listens.
-pub fn unused_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

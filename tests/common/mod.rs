@@ -15,11 +15,12 @@ mod sys;
 
 pub use content::{Got, How, Spec, fill, hash, part, words};
 pub use fake::{Answer, Asked, Consumer, Granting, Producer, REGION, Said, TCP, deadline, layout, session_config};
-pub use options::Options;
+pub use options::{Options, lonely};
 pub use process::{Failure, Pending, Process, Source, alone};
 pub use proxy::Proxy;
 pub use sys::{Signal, forked, limit_descriptors, raise_descriptors, view_slice};
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use towline::{Endpoint, Error, ErrorKind, Path, Paths, PutOptions, Stats};
 
@@ -49,29 +50,23 @@ pub fn until(what: &str, mut so: impl FnMut() -> bool) {
 /// An endpoint of this process with a pool of `pool` bytes.
 #[track_caller]
 pub fn endpoint(pool: u64) -> Endpoint {
-    Endpoint::builder().pool_size(pool).build().unwrap()
+    Options::default().pool(pool).build().unwrap()
 }
 
 /// The same, with TCP as its only path.
 #[track_caller]
 pub fn tcp_endpoint(pool: u64) -> Endpoint {
-    Endpoint::builder().pool_size(pool).allow_paths(Paths::only(Path::Tcp)).build().unwrap()
+    Options::default().pool(pool).paths("tcp").build().unwrap()
 }
 
 /// An endpoint of this process that is reached through a relay only.
 #[track_caller]
 pub fn behind_proxy(options: &Options) -> (Endpoint, Proxy) {
     let proxy = Proxy::new();
-    // The port must be known before: one that was free a moment ago is free still, almost always.
-    for _ in 0..20 {
-        let port = fake::unused_port();
-        let options = options.clone().bind(format!("127.0.0.1:{port}")).advertise(proxy.address);
-        if let Ok(endpoint) = options.build() {
-            proxy.target(([127, 0, 0, 1], port).into());
-            return (endpoint, proxy);
-        }
-    }
-    panic!("no port is free");
+    let own = SocketAddr::from((lonely(), 7000)); // told to the relay before it is bound, and free
+    let endpoint = options.clone().bind(own).advertise(proxy.address).build().unwrap();
+    proxy.target(own);
+    (endpoint, proxy)
 }
 
 /// Options for `consumers` consumers.

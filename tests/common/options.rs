@@ -1,10 +1,13 @@
 //! An endpoint's options as one line of text, so that they can be told to another process.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use towline::{Builder, Endpoint, Path, Paths, Result, Secret};
 
-/// Options of an endpoint; those not set are the builder's defaults, but for a pool of 16 MiB.
+/// Options of an endpoint; those not set are the builder's defaults, but for a pool of 16 MiB and a loopback address of
+/// its own ([`lonely`]).
 #[derive(Debug, Clone, Default)]
 pub struct Options(BTreeMap<&'static str, String>);
 
@@ -77,7 +80,8 @@ impl Options {
     }
 
     pub fn builder(&self) -> Builder {
-        let mut builder = Endpoint::builder().pool_size(16 << 20);
+        let bind = self.0.get("bind").cloned().unwrap_or_else(|| format!("{}:0", lonely()));
+        let mut builder = Endpoint::builder().pool_size(16 << 20).bind(bind);
         for (name, value) in &self.0 {
             let time = || Duration::from_millis(value.parse().unwrap());
             builder = match *name {
@@ -85,7 +89,7 @@ impl Options {
                 "paths" => builder.allow_paths(paths(value)),
                 "lease" => builder.lease(time()),
                 "drift" => builder.drift_margin(time()),
-                "bind" => builder.bind(value),
+                "bind" => builder, // the first, before others
                 "also_bind" => builder.also_bind(value),
                 "advertise" => builder.advertise(value),
                 "secret" => builder.secret(secret(value)),
@@ -115,6 +119,15 @@ impl Options {
         };
         Self(text.split(';').filter(|word| !word.is_empty()).map(word).collect())
     }
+}
+
+/// A loopback address that is nobody else's on this machine, all but certainly. A port at it that has become free is not
+/// given to another test's endpoint, which a consumer would then take for the one it looks for.
+pub fn lonely() -> Ipv4Addr {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = std::process::id().wrapping_mul(61).wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
+    let [_, a, b, c] = number.wrapping_mul(0x9e37_79b1).to_be_bytes();
+    Ipv4Addr::new(127, a.max(1), b, c.clamp(1, 254))
 }
 
 /// A secret of the bytes of a text.

@@ -403,7 +403,7 @@ impl OnceState {
             }
             ["close", timeout] => stats_text(&endpoint.close(time(timeout))),
             ["stats"] => stats_text(&endpoint.stats()),
-            ["port"] => listening_port(),
+            ["port"] => listening_at(),
             ["own_kib"] => {
                 let status = std::fs::read_to_string("/proc/self/status").unwrap();
                 let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -414,8 +414,8 @@ impl OnceState {
     }
 }
 
-/// The one TCP port at which this process listens at 127.0.0.1, whatever it advertises.
-fn listening_port() -> String {
+/// The one address of IPv4 and port at which this process listens, whatever it advertises.
+fn listening_at() -> String {
     const LISTEN: &str = "0A";
     let own: Vec<String> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -423,12 +423,17 @@ fn listening_port() -> String {
         .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
         .collect();
     let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
-    let port = table.lines().skip(1).find_map(|line| {
+    let address = table.lines().skip(1).find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let ours = fields[3] == LISTEN && own.iter().any(|inode| inode == fields[9]);
-        ours.then(|| u16::from_str_radix(fields[1].split_once(':').unwrap().1, 16).unwrap())
+        ours.then(|| {
+            let (ip, port) = fields[1].split_once(':').unwrap();
+            // Printed as a number, whose bytes lie in memory as on the wire.
+            let ip = u32::from_str_radix(ip, 16).unwrap().to_ne_bytes();
+            std::net::SocketAddr::from((ip, u16::from_str_radix(port, 16).unwrap()))
+        })
     });
-    format!("127.0.0.1:{}", port.expect("it listens"))
+    address.expect("it listens").to_string()
 }
 
 fn origin(text: &str) -> Origin {
