@@ -286,6 +286,20 @@ fn a_view_outlives_its_endpoint() {
 }
 
 #[test]
+fn a_view_dropped_after_its_endpoint_gives_the_memory_back_within_one_process_too() {
+    let (producer, consumer) = (endpoint(MIB), endpoint(MIB));
+    let spec = Spec::bytes(MIB, 1);
+    let ticket = spec.put(&producer, "key", &PutOptions::default()).unwrap();
+    let view = consumer.view(&ticket, LONG).unwrap();
+    drop(consumer);
+    producer.remove(&ticket).unwrap();
+    assert_eq!(producer.stats().pool_free, 0);
+    spec.check_got(&Got::of_view(&view));
+    drop(view);
+    assert_whole(&producer);
+}
+
+#[test]
 fn a_view_of_what_is_gone_says_why() {
     let (producer, consumer) = (endpoint(MIB), endpoint(MIB));
     let ticket = Spec::bytes(1000, 1).put(&producer, "key", &PutOptions::default()).unwrap();
