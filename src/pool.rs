@@ -1,30 +1,26 @@
 //! The endpoint's pool: one registered memory, the extents handed out of it, and who waits for room.
 //!
-//! Extents come from core's `BufferPool`. This layer adds owners ([`Buffer`]) and waiting: first come, first served,
-//! and no lost wake-up. While anybody waits, nobody overtakes him, not even with a smaller need: a release serves the
-//! queue from its front, as far as there is room.
-//!
-//! No lost wake-up: a waiter counts itself in `waiting` and then tries once more; a release frees its extent and then
-//! looks at `waiting`. With a full fence between the two steps on both sides, one of them sees the other.
+//! Extents come from core's `BufferPool`. This layer adds owners ([`Buffer`]) and waiting (`pool/waiting.rs`): first come,
+//! first served, and no lost wake-up.
+
+mod waiting;
+
+#[cfg(all(test, towline_loom))]
+mod models;
 
 use crate::sys;
 use crate::{Error, ErrorKind, Result};
 use core::fmt;
 use core::ops::{Deref, DerefMut};
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use towline_core::Word;
-use towline_core::pool::{BufferPool, Extent, PoolLayout};
+use std::sync::Arc;
+use towline_core::pool::{Extent, PoolLayout};
 use towline_verbs::Memory;
+use waiting::{Room, Turn};
 
 /// One registered memory and its extents.
 pub(crate) struct Pool {
     memory: Memory,
-    extents: BufferPool<Box<[Word]>>,
-    waiting: AtomicUsize,
-    queue: Mutex<VecDeque<Arc<Waiter>>>,
-    buffers: AtomicU64,
+    room: Room,
 }
 
 impl Pool {
@@ -32,16 +28,8 @@ impl Pool {
     pub(crate) fn new(memory: Memory, granule: u64) -> Result<Arc<Self>> {
         let bad = |why: String| Error::new("build", ErrorKind::BadOption { option: "granule", why });
         let layout = PoolLayout::new(memory.len(), granule).map_err(|e| bad(e.to_string()))?;
-        let mut storage = Vec::new();
-        storage.resize_with(layout.words(), Word::default);
-        let extents = BufferPool::new(storage.into_boxed_slice(), layout).map_err(|e| bad(e.to_string()))?;
-        Ok(Arc::new(Self {
-            memory,
-            extents,
-            waiting: AtomicUsize::new(0),
-            queue: Mutex::default(),
-            buffers: AtomicU64::new(0),
-        }))
+        let room = Room::new(layout).map_err(|e| bad(e.to_string()))?;
+        Ok(Arc::new(Self { memory, room }))
     }
 
     pub(crate) fn memory(&self) -> &Memory {
@@ -50,40 +38,38 @@ impl Pool {
 
     /// Bytes of the pool.
     pub(crate) fn len(&self) -> u64 {
-        self.extents.layout().region_len()
+        self.layout().region_len()
     }
 
     pub(crate) fn free(&self) -> u64 {
-        self.extents.free_granules() * self.extents.layout().granule()
+        self.room.extents().free_granules() * self.layout().granule()
     }
 
     pub(crate) fn largest_free_run(&self) -> u64 {
-        self.extents.largest_free_run() * self.extents.layout().granule()
+        self.room.extents().largest_free_run() * self.layout().granule()
     }
 
     /// Extents that somebody owns.
     pub(crate) fn buffers(&self) -> u64 {
-        self.buffers.load(Ordering::Relaxed)
+        self.room.owned()
     }
 
     /// How many wait for room.
     pub(crate) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+        self.room.waiting()
     }
 
     /// A buffer now, or the reason why not. Fails while others wait, since they came first.
     pub(crate) fn allocate(self: &Arc<Self>, operation: &'static str, len: u64) -> Result<Buffer> {
         self.check(operation, len)?;
-        if self.waiting.load(Ordering::SeqCst) == 0
-            && let Some(extent) = self.claim(len)
-        {
-            return Ok(Buffer { pool: self.clone(), extent, len });
+        match self.room.allocate(len) {
+            Some(extent) => Ok(Buffer { pool: self.clone(), extent, len }),
+            None => Err(self.full(operation, len)),
         }
-        Err(self.full(operation, len))
     }
 
-    /// Joins the queue for `len` bytes. `notify` is called once, from any thread and without a lock held, when the
-    /// buffer is there to be [taken](Waiter::take); not if it was there at once.
+    /// Joins the queue for `len` bytes. `notify` is called once, without a lock held, when the buffer is there to be
+    /// [taken](Waiter::take): from any thread, and from within this call if there is room already.
     pub(crate) fn wait(
         self: &Arc<Self>,
         operation: &'static str,
@@ -91,22 +77,16 @@ impl Pool {
         notify: impl Fn() + Send + Sync + 'static,
     ) -> Result<Arc<Waiter>> {
         self.check(operation, len)?;
-        let waiter = Arc::new(Waiter {
-            pool: self.clone(),
-            need: len,
-            state: Mutex::new(WaiterState::Waiting),
-            notify: Box::new(notify),
-        });
-        lock(&self.queue).push_back(waiter.clone());
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        self.serve();
-        Ok(waiter)
+        Ok(Arc::new(Waiter { pool: self.clone(), turn: self.room.wait(len, notify) }))
     }
 
     /// The error that says how full it is.
     pub(crate) fn full(&self, operation: &'static str, need: u64) -> Error {
         Error::new(operation, ErrorKind::PoolFull { need, free: self.free(), largest: self.largest_free_run() })
+    }
+
+    fn layout(&self) -> PoolLayout {
+        self.room.extents().layout()
     }
 
     fn check(&self, operation: &'static str, len: u64) -> Result<()> {
@@ -117,46 +97,6 @@ impl Pool {
             return Err(Error::new(operation, ErrorKind::PoolTooSmall { need: len, pool: self.len() }));
         }
         Ok(())
-    }
-
-    fn claim(&self, len: u64) -> Option<Extent> {
-        let extent = self.extents.allocate(len, crate::layout::PART_ALIGN).ok()?;
-        self.buffers.fetch_add(1, Ordering::Relaxed);
-        Some(extent)
-    }
-
-    fn release(&self, extent: Extent) {
-        self.buffers.fetch_sub(1, Ordering::Relaxed);
-        let released = self.extents.release(extent);
-        debug_assert!(released.is_ok(), "a buffer is the only owner of its extent: {released:?}");
-        fence(Ordering::SeqCst);
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            self.serve();
-        }
-    }
-
-    /// Serves the queue from its front as far as there is room.
-    fn serve(&self) {
-        let mut served = Vec::new();
-        {
-            let mut queue = lock(&self.queue);
-            while let Some(front) = queue.front() {
-                let mut state = lock(&front.state);
-                if matches!(*state, WaiterState::Waiting) {
-                    let Some(extent) = self.claim(front.need) else { break };
-                    *state = WaiterState::Granted(extent);
-                    drop(state);
-                    served.push(front.clone());
-                } else {
-                    drop(state);
-                }
-                queue.pop_front();
-                self.waiting.fetch_sub(1, Ordering::SeqCst);
-            }
-        }
-        for waiter in served {
-            (waiter.notify)();
-        }
     }
 }
 
@@ -169,43 +109,25 @@ impl fmt::Debug for Pool {
 /// A place in the queue for room.
 pub(crate) struct Waiter {
     pool: Arc<Pool>,
-    need: u64,
-    state: Mutex<WaiterState>,
-    notify: Box<dyn Fn() + Send + Sync>,
-}
-
-enum WaiterState {
-    Waiting,
-    Granted(Extent),
-    Done,
+    turn: Arc<Turn>,
 }
 
 impl Waiter {
     /// The buffer, once, if it is there.
     pub(crate) fn take(&self) -> Option<Buffer> {
-        let mut state = lock(&self.state);
-        let WaiterState::Granted(extent) = *state else { return None };
-        *state = WaiterState::Done;
-        drop(state);
-        Some(Buffer { pool: self.pool.clone(), extent, len: self.need })
+        let extent = self.turn.take()?;
+        Some(Buffer { pool: self.pool.clone(), extent, len: self.turn.need() })
     }
 
     /// Leaves the queue; a buffer that was granted meanwhile goes to whoever is next.
     pub(crate) fn cancel(&self) {
-        let mut state = lock(&self.state);
-        let before = core::mem::replace(&mut *state, WaiterState::Done);
-        drop(state);
-        match before {
-            WaiterState::Granted(extent) => self.pool.release(extent),
-            WaiterState::Waiting => self.pool.serve(), // it may have been the front that held the others up
-            WaiterState::Done => {}
-        }
+        self.pool.room.leave(&self.turn);
     }
 }
 
 impl fmt::Debug for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiter").field("need", &self.need).finish_non_exhaustive()
+        f.debug_struct("Waiter").field("need", &self.turn.need()).finish_non_exhaustive()
     }
 }
 
@@ -280,7 +202,7 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.pool.release(self.extent);
+        self.pool.room.release(self.extent);
     }
 }
 
@@ -290,14 +212,10 @@ impl fmt::Debug for Buffer {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use towline_verbs::memory::HugePages;
 
     const MIB: u64 = 1 << 20;
