@@ -4,13 +4,15 @@
 //! ended is core's transfer table's to say: each read posted is counted there, each completion names its transfer and
 //! generation, and a late or foreign one is refused.
 
-use super::consume::{Leased, Stage, Storage};
-use super::link::LinkId;
+use super::end::Failure;
+use super::gets::Stage;
+use super::link::{Link, LinkId};
+use super::place::Place;
+use super::placing::Leased;
 use super::{Engine, OperationId, Timer};
 use crate::layout::Layout;
-use crate::sys::{self, OwnedBytes};
-use crate::{Buffer, Error, ErrorKind, Result};
-use std::sync::Arc;
+use crate::sys;
+use crate::{Error, ErrorKind, Result};
 use towline_control::wire::{CloseEntry, Outcome};
 use towline_core::Word;
 use towline_core::transfer::{self, Cause, Progress, Reason, TransferId, TransferTable, WorkRequestId};
@@ -18,51 +20,6 @@ use towline_verbs::{
     Access, Completion, CompletionStatus, LocalSlice, Memory, MemoryRegion, Opcode, QueuePair, QueuePairState,
     WorkRequest,
 };
-
-/// Where the bytes go.
-#[derive(Debug)]
-pub(super) enum Place {
-    Pool(Buffer),
-    Own(Arc<OwnedBytes>),
-}
-
-impl Place {
-    /// Puts bytes that came in a message into their places.
-    pub(super) fn fill(self, layout: &Layout, bytes: &[u8]) -> Result<Storage, ErrorKind> {
-        let mut rest = bytes;
-        let mut copies = Vec::with_capacity(layout.parts().len());
-        for (part, offset) in layout.parts().iter().zip(layout.offsets()) {
-            let Some((head, tail)) = rest.split_at_checked(part.len as usize) else {
-                return Err(ErrorKind::LayoutMismatch { what: "the bytes in the grant" });
-            };
-            copies.push((offset, head));
-            rest = tail;
-        }
-        match self {
-            Self::Pool(buffer) => {
-                let memory = buffer.pool().memory();
-                for (offset, bytes) in copies {
-                    memory.write(buffer.offset() + offset, bytes).map_err(ErrorKind::Verbs)?;
-                }
-                Ok(Storage::Pool(buffer))
-            }
-            Self::Own(own) => {
-                let memory = Memory::from_backing(own.clone());
-                for (offset, bytes) in copies {
-                    memory.write(offset, bytes).map_err(ErrorKind::Verbs)?;
-                }
-                Ok(Storage::Own(super::consume::OwnBytes(own)))
-            }
-        }
-    }
-
-    fn into_storage(self) -> Storage {
-        match self {
-            Self::Pool(buffer) => Storage::Pool(buffer),
-            Self::Own(own) => Storage::Own(super::consume::OwnBytes(own)),
-        }
-    }
-}
 
 /// One contiguous piece to read.
 #[derive(Debug, Clone, Copy)]
@@ -320,7 +277,7 @@ impl Engine {
             self.read_ended(*fetch, Err((CompletionStatus::Flushed, 0)));
         }
         if !matches!(error.cause, towline_verbs::Cause::State { .. }) {
-            self.fail_link(id, &super::consume::Failure::Lost(format!("a read could not be posted: {error}")));
+            self.fail_link(id, &Failure::Lost(format!("a read could not be posted: {error}")));
         }
     }
 
@@ -423,28 +380,8 @@ impl Engine {
         }
         let kind =
             if whole { ErrorKind::LeaseExpired } else { ErrorKind::LayoutMismatch { what: "bytes that arrived" } };
-        self.poison(&fetch.place);
+        fetch.place.poison();
         self.deliver(fetch.operation, fetch.lease, fetch.layout, Err(kind));
-    }
-
-    /// What may hold another payload's bytes is overwritten before anybody sees it (I4).
-    fn poison(&self, place: &Place) {
-        const POISON: [u8; 4096] = [0xdb; 4096];
-        let (memory, base, len) = match place {
-            Place::Pool(buffer) => (self.pool.memory().clone(), buffer.offset(), buffer.len() as u64),
-            Place::Own(own) => {
-                let memory = Memory::from_backing(own.clone());
-                let len = memory.len();
-                (memory, 0, len)
-            }
-        };
-        let mut at = 0;
-        while at < len {
-            let step = (len - at).min(POISON.len() as u64);
-            let written = memory.write(base + at, &POISON[..step as usize]);
-            debug_assert!(written.is_ok(), "the range is the place's own");
-            at += step;
-        }
     }
 
     /// Reads failed, by themselves or because their queue pair broke: another try, or the error.
@@ -455,7 +392,7 @@ impl Engine {
         self.await_link(operation);
         // A failed read breaks its queue pair, and that the whole link: its gets are tried again together when it is
         // gone, whether that was noticed before the completion or will be after it.
-        let breaks = |link: &super::link::Link| {
+        let breaks = |link: &Link| {
             !link.is_open() || link.queue_pair.as_ref().is_none_or(|qp| qp.state() == QueuePairState::Error)
         };
         if !self.links.get(&fetch.link).is_some_and(breaks) {
@@ -500,10 +437,7 @@ impl Engine {
         let Some(fetch) = self.fetches.get(&transfer) else { return };
         let link = fetch.link;
         fetch.queue_pair.to_error();
-        self.fail_link(
-            link,
-            &super::consume::Failure::Lost("reads that a deadline overtook had to be stopped".to_owned()),
-        );
+        self.fail_link(link, &Failure::Lost("reads that a deadline overtook had to be stopped".to_owned()));
     }
 
     pub(super) fn raise_fetch(&mut self, link: LinkId, lease: u64, watermark: u64) {

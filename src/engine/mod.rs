@@ -14,30 +14,49 @@
 //! Peers, in the words of this module: a *link* is one control connection with its queue pair; the consumer's side of
 //! it holds *gets*, the producer's side *grants*.
 
-mod consume;
+mod agree;
+mod closes;
+mod config;
+mod connect;
+mod consumers;
+mod end;
+mod fences;
 mod fetch;
+mod frames;
+mod gets;
+mod grants;
 mod link;
-mod produce;
+mod payloads;
+mod place;
+mod placing;
+mod rail;
+mod stats;
 mod timers;
+mod tries;
+mod waiting;
 
-pub use consume::{Delivery, GetRequest, HeldLease, OwnBytes, Source, Storage, unix_name_of};
+pub use config::{Config, Identity, Limits, Times};
+pub use gets::{Delivery, GetRequest, HeldLease, OwnBytes, Source, Storage, unix_name_of};
 pub use link::{LinkId, Transport};
-pub use produce::{NewPart, PayloadId, PutOptions};
+pub use payloads::{NewPart, PayloadId, PutOptions};
+pub use rail::Rail;
+pub use stats::Stats;
 
 use crate::pool::{Pool, Waiter};
-use crate::{Error, Path, Paths, Result};
-use consume::Get;
+use crate::{Error, Result};
+use consumers::AwaitConsumers;
 use fetch::Fetch;
+use gets::Get;
+use grants::Grant;
 use link::Link;
-use produce::{Grant, PayloadSlot};
+use payloads::PayloadSlot;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use timers::Timers;
 use towline_control::address::Address;
-use towline_control::session::Secret;
 use towline_core::transfer::TransferTable;
-use towline_verbs::{Access, Completion, CompletionQueue, Device, Memory, MemoryRegion, ProtectionDomain};
+use towline_verbs::{Completion, Device, Memory};
 
 /// Nanoseconds of a clock that also counts while the machine is suspended.
 pub type Tick = u64;
@@ -45,150 +64,6 @@ pub type Tick = u64;
 /// A get or another operation that somebody waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OperationId(pub u64);
-
-/// Who this endpoint is.
-#[derive(Debug, Clone)]
-pub struct Identity {
-    /// The machine's boot id: the same for all processes of one host between two starts.
-    pub boot: [u8; 16],
-    /// Drawn at random when the endpoint was built.
-    pub incarnation: [u8; 16],
-    /// Drawn at random once a process.
-    pub process: [u8; 16],
-    /// Where others reach it.
-    pub advertised: Vec<Address>,
-    /// The abstract Unix socket it listens at, if it does.
-    pub unix_name: Vec<u8>,
-}
-
-/// What an endpoint may hold and do (I9).
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Limits {
-    /// Longest key, in bytes; at most 1024.
-    pub key: usize,
-    /// Payloads published at one time.
-    pub payloads: usize,
-    /// Control connections, in both directions together.
-    pub links: usize,
-    /// Leases that one peer may hold.
-    pub leases_per_peer: usize,
-    /// Gets that one peer may have waiting for a key.
-    pub waiting_per_peer: usize,
-    /// Gets of this endpoint in progress.
-    pub gets: usize,
-    /// Bytes that stay in quarantine because of one peer before its queue pair is broken at once.
-    pub quarantine_per_peer: u64,
-    /// Payloads up to this many bytes travel inside the grant.
-    pub eager: u32,
-    /// Bytes of control frames that may wait to be sent to one peer before nothing more is read from it.
-    pub backlog: usize,
-    /// Work requests in flight on one queue pair.
-    pub send_queue: u32,
-    /// Bytes in flight on one queue pair.
-    pub in_flight: u64,
-    /// How often a get is tried when connections or reads fail.
-    pub tries: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            key: 1024,
-            payloads: 65_536,
-            links: 1024,
-            leases_per_peer: 4096,
-            waiting_per_peer: 4096,
-            gets: 4096,
-            quarantine_per_peer: 1 << 30,
-            // Measured over TCP on loopback: 4 KiB take 24 us in the grant and 89 us read, 32 KiB 40 and 117 us, 64 KiB 62
-            // and 55 us. Over shared memory the border is at 16 KiB (`consume::EAGER_MAPPED`).
-            eager: 32 << 10,
-            backlog: 8 << 20,
-            send_queue: 128,
-            in_flight: 16 << 20,
-            tries: 4,
-        }
-    }
-}
-
-/// How long things take at most, in nanoseconds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Times {
-    /// A lease, from the newest frame of the consumer that its grant or renewal echoes.
-    pub lease: Tick,
-    /// What both ends take off or add for clocks that drift.
-    pub drift_margin: Tick,
-    /// From connecting until both ends know each other.
-    pub handshake: Tick,
-    /// How long a finished lease may wait for company before the peer is told.
-    pub close_batch: Tick,
-    /// How long reads that a deadline overtook may go on before their queue pair is broken.
-    pub fence_grace: Tick,
-    /// Between two looks at a fence that is not there yet.
-    pub fence_poll: Tick,
-}
-
-impl Default for Times {
-    fn default() -> Self {
-        const MS: Tick = 1_000_000;
-        Self {
-            lease: 30_000 * MS,
-            drift_margin: 300 * MS,
-            handshake: 5_000 * MS,
-            close_batch: MS / 2,
-            fence_grace: 250 * MS,
-            fence_poll: 2 * MS,
-        }
-    }
-}
-
-/// How an endpoint is set up.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// Who it is.
-    pub identity: Identity,
-    /// The paths it may use.
-    pub paths: Paths,
-    /// Peers must have the same.
-    pub secret: Option<Secret>,
-    /// Whether peers beyond this host are met without a secret.
-    pub insecure: bool,
-    /// Limits.
-    pub limits: Limits,
-    /// Times.
-    pub times: Times,
-}
-
-/// A device that payloads travel by, with the objects that the engine uses on it.
-#[derive(Debug)]
-pub struct Rail {
-    pub(crate) path: Path,
-    pub(crate) device: Device,
-    pub(crate) pd: ProtectionDomain,
-    pub(crate) cq: CompletionQueue,
-    pub(crate) pool: MemoryRegion,
-}
-
-impl Rail {
-    /// Opens what is needed on `device`, and registers the pool with it: peers may read it, our own reads may fill it,
-    /// nobody may write it from outside (I14).
-    ///
-    /// # Errors
-    /// What the device says.
-    pub fn new(path: Path, device: Device, pool: &Memory) -> towline_verbs::Result<Self> {
-        let capabilities = device.info().capabilities;
-        let pd = device.alloc_pd()?;
-        let cq = device.create_cq(capabilities.max_cqe)?;
-        let mut access = Access::LOCAL_WRITE | Access::REMOTE_READ;
-        if capabilities.scoped_keys {
-            access |= Access::MW_BIND;
-        }
-        let pool = pd.register(pool.clone(), access)?;
-        Ok(Self { path, device, pd, cq, pool })
-    }
-}
 
 /// What the driver is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -221,48 +96,6 @@ pub enum Action {
     UnwatchProcess(LinkId),
     /// The operation has a result: [`Engine::take`].
     Wake(OperationId),
-}
-
-/// What an endpoint has done and holds.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Payloads published so far.
-    pub puts: u64,
-    /// Gets and views that delivered.
-    pub gets: u64,
-    /// Gets and views that ended with an error.
-    pub failures: u64,
-    /// Bytes delivered, by path.
-    pub bytes: BTreeMap<Path, u64>,
-    /// Bytes delivered by another path than the first choice for that peer.
-    pub fallback_bytes: u64,
-    /// Times that a get was tried again.
-    pub retries: u64,
-    /// Payloads that can be got now.
-    pub payloads: u64,
-    /// Gets in progress here.
-    pub gets_in_progress: u64,
-    /// Gets of peers that wait here for a key.
-    pub waiting: u64,
-    /// Leases that peers hold.
-    pub leases: u64,
-    /// Leases that ended without their consumer's word and whose fence has not been seen.
-    pub fencing: u64,
-    /// Bytes of this endpoint in quarantine: no longer wanted, but a device or peer may still touch them (I3).
-    pub quarantined_bytes: u64,
-    /// Connected peers.
-    pub links: u64,
-    /// Bytes of the pool.
-    pub pool_bytes: u64,
-    /// Bytes of it that are free.
-    pub pool_free: u64,
-    /// Its largest free run.
-    pub pool_largest_free: u64,
-    /// Buffers out of it, those of payloads included.
-    pub pool_buffers: u64,
-    /// Who waits for room in it.
-    pub pool_waiting: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -319,7 +152,7 @@ pub struct Engine {
     grants: BTreeMap<u64, Grant>,
     next_grant: u64,
     fences_timer: bool,
-    consumers: BTreeMap<OperationId, produce::AwaitConsumers>,
+    consumers: BTreeMap<OperationId, AwaitConsumers>,
 
     gets: BTreeMap<OperationId, Get>,
     results: BTreeMap<OperationId, Result<Delivery>>,
@@ -328,7 +161,7 @@ pub struct Engine {
     remote_waits: BTreeSet<OperationId>,
     fetches: BTreeMap<u64, Fetch>,
     transfers: TransferTable<Box<[towline_core::Word]>>,
-    orphans: BTreeMap<[u8; 16], link::Orphans>,
+    orphans: BTreeMap<[u8; 16], closes::Orphans>,
     completions: Vec<(usize, Completion)>,
     posted: BTreeSet<usize>,
     stats: Stats,
@@ -429,8 +262,7 @@ impl Engine {
     /// Whether an operation has its result.
     #[must_use]
     pub fn has_result(&self, operation: OperationId) -> bool {
-        self.results.contains_key(&operation)
-            || self.consumers.get(&operation).is_some_and(produce::AwaitConsumers::is_done)
+        self.results.contains_key(&operation) || self.consumers.get(&operation).is_some_and(AwaitConsumers::is_done)
     }
 
     /// The rails to which something was posted since this was last asked: their devices have work.
@@ -470,25 +302,6 @@ impl Engine {
         self.handle_timers();
         self.check_queue_pairs();
         self.post_reads();
-    }
-
-    /// What it has done and holds.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        let mut stats = self.stats.clone();
-        stats.payloads = self.payloads.iter().filter(|slot| slot.is_open()).count() as u64;
-        stats.gets_in_progress = self.gets.len() as u64;
-        stats.waiting = self.waiting.values().map(|queue| queue.len() as u64).sum();
-        stats.leases = self.grants.len() as u64;
-        stats.fencing = self.grants.values().filter(|grant| grant.is_fencing()).count() as u64;
-        stats.quarantined_bytes = self.fetches.values().filter_map(Fetch::quarantined).sum();
-        stats.links = self.links.values().filter(|link| link.is_open()).count() as u64;
-        stats.pool_bytes = self.pool.len();
-        stats.pool_free = self.pool.free();
-        stats.pool_largest_free = self.pool.largest_free_run();
-        stats.pool_buffers = self.pool.buffers();
-        stats.pool_waiting = self.pool.waiting() as u64;
-        stats
     }
 
     /// Begins to close: new operations are refused, gets in progress end with

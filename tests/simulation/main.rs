@@ -14,8 +14,10 @@
 #![allow(clippy::expect_used)] // a test harness: what it expects is part of the test
 
 mod content;
+mod ending;
 mod host;
 mod ledger;
+mod misfortune;
 mod scenario;
 mod ticket;
 mod workload;

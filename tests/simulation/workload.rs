@@ -1,14 +1,15 @@
-//! What the applications do: puts, gets, views, removals, cancels, and what befalls them; then the end of it all.
+//! What the applications do: puts, gets, views, removals, cancels.
 
 use crate::content;
-use crate::host::Host;
+use crate::ending::{drain, fair_weather, farewell, probe};
 use crate::ledger::{Check, Ledger, PartSpec, Pending, Published, Wanted, violated};
+use crate::misfortune::{close, misfortune, nap, plant, reading, squeeze};
 use crate::scenario::{MICRO, MILLI, Weather};
 use crate::ticket::ticket;
-use crate::world::{Filling, Held, HeldWhat, Plant, World};
+use crate::world::{Filling, Held, HeldWhat, World};
 use towline::engine::{GetRequest, NewPart, PutOptions, Source, Tick};
 use towline::{DType, ErrorKind};
-use towline_verbs::sim::{FaultPlan, NodeId};
+use towline_verbs::sim::NodeId;
 
 /// Runs a scenario from its first event to the empty world at its end.
 pub(crate) fn run(world: &mut World) -> Check {
@@ -88,7 +89,7 @@ fn put(world: &mut World, node: NodeId) -> Check {
 }
 
 /// Publishes a payload with content of its own; `None` when there is no room.
-fn put_payload(
+pub(crate) fn put_payload(
     world: &mut World,
     node: NodeId,
     key: Vec<u8>,
@@ -165,7 +166,7 @@ fn fill_on(world: &mut World) -> Check {
     fill_payload(world, nth, false)
 }
 
-fn fill_payload(world: &mut World, nth: usize, whole: bool) -> Check {
+pub(crate) fn fill_payload(world: &mut World, nth: usize, whole: bool) -> Check {
     let payload = world.filling[nth].payload;
     let published = world.ledger.published[&payload].clone();
     let total: u64 = published.parts.iter().map(|part| part.len).sum();
@@ -223,7 +224,14 @@ fn get(world: &mut World, node: NodeId) -> Check {
     ask(world, node, Wanted::Key(peer, key), view, patience, false)
 }
 
-fn ask(world: &mut World, node: NodeId, wanted: Wanted, view: bool, patience: u64, must_succeed: bool) -> Check {
+pub(crate) fn ask(
+    world: &mut World,
+    node: NodeId,
+    wanted: Wanted,
+    view: bool,
+    patience: u64,
+    must_succeed: bool,
+) -> Check {
     let asked_at = world.fabric.now();
     let source = match &wanted {
         Wanted::Key(peer, key) => {
@@ -267,7 +275,7 @@ fn give_back_some(world: &mut World) -> Check {
 }
 
 /// The application takes a buffer and writes its own bytes into it.
-fn hold_pattern(world: &mut World, node: NodeId) -> Check<bool> {
+pub(crate) fn hold_pattern(world: &mut World, node: NodeId) -> Check<bool> {
     let len = part_len(world).max(1);
     let (seed, number) = (world.scenario.seed, world.fresh_payload());
     if let Ok(mut buffer) = world.hosts[&node].engine.allocate(len) {
@@ -352,257 +360,6 @@ fn cancel(world: &mut World) -> Check {
         world.advance(until + 500 * MICRO)?;
         while let Some(nth) = world.held.iter().position(|held| matches!(held.what, HeldWhat::Pattern(..))) {
             world.give_back(nth)?;
-        }
-    }
-    Ok(())
-}
-
-/// A node that is reading just now.
-fn reading(world: &World) -> Option<NodeId> {
-    world.hosts.keys().copied().find(|node| !world.fabric.written_by_devices(*node).is_empty())
-}
-
-/// A process is not scheduled for a while.
-fn nap(world: &mut World, node: NodeId) -> Check {
-    let lease = world.scenario.times.lease;
-    let (shortest, longest) = match world.scenario.weather {
-        Weather::Calm | Weather::Impatient => (0, 100 * MICRO),
-        Weather::Sleepy if world.random.below(2) == 0 => (lease, lease * 2),
-        Weather::Sleepy => (0, lease * 3),
-        _ => (0, 2 * MILLI),
-    };
-    // Best in the middle of a read.
-    let node = reading(world).unwrap_or(node);
-    let until = world.fabric.now() + world.random.between(shortest, longest);
-    world.fabric.note("nap", &[u64::from(node.0), until]);
-    if shortest > 0 && reading(world).is_some() {
-        world.count("slept through a lease while reading");
-    }
-    if let Some(host) = world.hosts.get_mut(&node) {
-        host.asleep_until = host.asleep_until.max(until);
-    }
-    Ok(())
-}
-
-/// Faults that come from outside the plan.
-fn misfortune(world: &mut World) -> Check {
-    match world.scenario.weather {
-        Weather::BadRails | Weather::Storm if world.scenario.endpoints > 1 => {
-            let (a, b) = (world.any_host(), world.any_host());
-            let cut = world.random.below(3) == 0;
-            if a != b {
-                world.fabric.cut_link(a, b, cut);
-                world.count(if cut { "link cut" } else { "link mended" });
-            }
-        }
-        Weather::Calm | Weather::Impatient => return Ok(()),
-        _ => {}
-    }
-    // A connection breaks, and memory that was read over it is wanted at once.
-    let any = world.any_host();
-    let read = world.hosts.keys().copied().find(|node| !world.fabric.read_by_peers(*node).is_empty());
-    let node = read.unwrap_or(any);
-    let nth = world.random.next_u64();
-    if let Some(conn) = world.hosts[&node].some_connection(nth) {
-        world.fabric.net().reset(conn);
-        world.count("reset by hand");
-        let until = world.fabric.now() + world.random.between(0, 200) * MICRO;
-        world.advance(until)?;
-        squeeze(world, node)?;
-    }
-    Ok(())
-}
-
-/// An application takes its payloads out and all memory that comes free of it, and writes it full.
-fn squeeze(world: &mut World, node: NodeId) -> Check {
-    let owner = world.incarnation(node);
-    let at = world.fabric.now();
-    for key in 0..world.scenario.keys {
-        let key = format!("key {key}").into_bytes();
-        world.with_host(node, |host| {
-            let now = host.now();
-            host.engine.remove_key(now, &key);
-        })?;
-        world.ledger.withdraw_key(owner, &key, at);
-    }
-    for _ in 0..20 {
-        if !hold_pattern(world, node)? {
-            break;
-        }
-    }
-    world.count("squeezed");
-    Ok(())
-}
-
-/// The planted faults of applications.
-fn plant(world: &mut World) -> Check {
-    match world.plant {
-        Some(Plant::WriteIntoPublished) => {
-            let open: Vec<_> = world.filling.iter().map(|f| f.payload).collect();
-            let written = world.ledger.published.iter().filter(|(number, p)| {
-                p.withdrawn_at.is_none() && p.parts[0].len > 0 && !open.contains(number) && p.deliveries == 0
-            });
-            let places: Vec<_> =
-                written.filter_map(|(number, p)| Some((p.owner.node, *world.places.get(number)?))).collect();
-            for (node, offset) in places {
-                world.hosts[&node].memory.write(offset, b"!").expect("within the pool");
-            }
-        }
-        Some(Plant::LateByte) => {
-            for held in &world.held {
-                if let HeldWhat::Pattern(_, buffer) = &held.what {
-                    let memory = &world.hosts[&held.owner.node].memory;
-                    memory.write(buffer.offset(), b"?").expect("within the pool");
-                }
-            }
-        }
-        _ => {}
-    }
-    Ok(())
-}
-
-/// An endpoint closes with operations in flight: it drains for a while, then breaks what is left, and its process ends.
-fn close(world: &mut World, node: NodeId) -> Check {
-    let owner = world.incarnation(node);
-    let at = world.fabric.now();
-    world.ledger.withdraw_all(owner, at);
-    world.with_host(node, |host| {
-        let now = host.now();
-        host.engine.begin_close(now);
-    })?;
-    let left: Vec<_> = world.ledger.pending.keys().filter(|(getter, _)| *getter == owner).collect();
-    if !left.is_empty() {
-        return violated("I10", format!("gets have no result though their endpoint closes: {left:?}"));
-    }
-    while let Some(nth) = world.held.iter().position(|held| held.owner == owner && held.what.lease().is_some()) {
-        world.give_back(nth)?;
-    }
-    while let Some(nth) = world.filling.iter().position(|f| world.ledger.published[&f.payload].owner == owner) {
-        fill_payload(world, nth, true)?;
-    }
-    let patience = world.random.between(0, 30) * MILLI;
-    let drained = world.settle(at + patience, |world| world.hosts[&node].engine.is_drained())?;
-    world.count(if drained { "closed drained" } else { "closed by force" });
-    world.with_host(node, |host| {
-        let now = host.now();
-        host.engine.abort(now);
-    })?;
-    let at = world.fabric.now();
-    world.end_process(node, at);
-    Ok(())
-}
-
-/// All faults stop, everybody wakes up, and every get comes to its end.
-fn fair_weather(world: &mut World) -> Check {
-    let mut plan = FaultPlan::calm();
-    plan.capabilities = world.scenario.plan.capabilities;
-    plan.peer_learns = world.scenario.plan.peer_learns;
-    world.fabric.set_plan(plan);
-    let nodes: Vec<NodeId> = world.hosts.keys().copied().collect();
-    for a in &nodes {
-        for b in &nodes {
-            world.fabric.cut_link(*a, *b, false);
-        }
-    }
-    for host in world.hosts.values_mut() {
-        host.asleep_until = 0;
-    }
-    while !world.filling.is_empty() {
-        fill_payload(world, 0, true)?;
-    }
-    let limit = world.fabric.now() + 2_000 * MILLI;
-    if !world.settle(limit, |world| world.ledger.pending.is_empty())? {
-        return violated("I10", format!("gets without a result: {:?}", world.ledger.pending));
-    }
-    while !world.held.is_empty() {
-        world.give_back(0)?;
-    }
-    Ok(())
-}
-
-/// After the storm everything works: each endpoint gets a fresh payload from each other one.
-fn probe(world: &mut World) -> Check {
-    let nodes: Vec<NodeId> = world.hosts.keys().copied().collect();
-    // Old payloads may fill the pools: they go, as far as nobody reads them.
-    for node in &nodes {
-        let owner = world.incarnation(*node);
-        let at = world.fabric.now();
-        for key in 0..world.scenario.keys {
-            let key = format!("key {key}").into_bytes();
-            world.with_host(*node, |host| {
-                let now = host.now();
-                host.engine.remove_key(now, &key);
-            })?;
-            world.ledger.withdraw_key(owner, &key, at);
-        }
-    }
-    // What is left of broken leases is fenced by its own deadlines.
-    let rest = 4 * (world.scenario.times.lease + world.scenario.times.drift_margin);
-    let now = world.fabric.now();
-    world.advance(now + rest)?;
-    let patience = 40 * world.scenario.times.lease;
-    for producer in &nodes {
-        for consumer in nodes.iter().filter(|consumer| *consumer != producer) {
-            let key = format!("probe of {}", consumer.0).into_bytes();
-            let parts = vec![PartSpec { dtype: DType::U8, shape: vec![5000], len: 5000 }];
-            let put = put_payload(world, *producer, key.clone(), parts, 1, false, 3_600_000 * MILLI)?;
-            let Some(number) = put else {
-                let stats = world.hosts[producer].engine.stats();
-                return violated("recovery", format!("no room for a payload of 5000 bytes: {stats:?}"));
-            };
-            let wanted = if world.random.below(2) == 0 { Wanted::Key(*producer, key) } else { Wanted::Payload(number) };
-            ask(world, *consumer, wanted, false, patience, true)?;
-        }
-    }
-    let limit = world.fabric.now() + 2 * patience;
-    if !world.settle(limit, |world| world.ledger.pending.is_empty())? {
-        return violated("I10", format!("gets without a result: {:?}", world.ledger.pending));
-    }
-    while !world.held.is_empty() {
-        world.give_back(0)?;
-    }
-    Ok(())
-}
-
-/// Nothing is published, held or asked for: every pool is whole again, and nothing is left of any lease.
-fn drain(world: &mut World) -> Check {
-    let whole = |host: &Host| {
-        let stats = host.engine.stats();
-        stats.pool_free == stats.pool_bytes
-            && stats.pool_buffers == 0
-            && stats.payloads + stats.leases + stats.fencing + stats.quarantined_bytes + stats.pool_waiting == 0
-            && stats.waiting + stats.gets_in_progress == 0
-            && host.engine.is_drained()
-    };
-    // Gets of a peer that fell silent wait here for as long as they were to wait at most.
-    let limit = world.fabric.now() + 20 * world.scenario.times.lease + 400 * MILLI;
-    if world.settle(limit, |world| world.hosts.values().all(whole))? {
-        return Ok(());
-    }
-    let left = world.hosts.values().filter(|host| !whole(host));
-    let stats: Vec<_> = left.map(|host| (host.id, host.engine.stats())).collect();
-    violated("I2", format!("something is left: {stats:?}"))
-}
-
-/// Everybody closes, and nothing is left of any connection.
-fn farewell(world: &mut World) -> Check {
-    let nodes: Vec<NodeId> = world.hosts.keys().copied().collect();
-    for node in &nodes {
-        world.with_host(*node, |host| {
-            let now = host.now();
-            host.engine.begin_close(now);
-            host.engine.abort(now);
-        })?;
-    }
-    let now = world.fabric.now();
-    world.advance(now + 50 * MILLI)?;
-    for host in world.hosts.values() {
-        let stats = host.engine.stats();
-        if stats.links > 0 || !host.engine.is_drained() {
-            return violated("I10", format!("{:?} is closed and has {stats:?}", host.id));
-        }
-        if let Some(left) = host.left() {
-            return violated("I2", format!("{:?} is closed, and its driver was never told to close {left}", host.id));
         }
     }
     Ok(())

@@ -59,6 +59,7 @@
 pub mod net;
 mod plan;
 mod provider;
+mod queue_pair;
 mod random;
 mod requester;
 mod responder;

@@ -1,0 +1,191 @@
+//! Grants: the leases that peers hold, from their beginning.
+//!
+//! A grant's life:
+//!
+//! | state | memory | leaves it by |
+//! |---|---|---|
+//! | live | the peer may read it | the peer's close; its deadline; the end of its link |
+//! | fencing | the peer may still touch it | the fence of its kind (see below); for shared memory the peer's close too |
+//!
+//! and then its payload is one reader poorer, which is what gives the memory back (I2, I3). Fences by kind: an eager
+//! grant exposed nothing and needs none; windows are invalidated; a queue pair whose keys can't be scoped goes to the
+//! error state; mapped shared memory waits for the reader's own word or the end of its process, never for time.
+
+use super::link::LinkId;
+use super::payloads::{Payload, PayloadId};
+use super::timers::TimerId;
+use super::waiting::TargetOwned;
+use super::{Engine, Tick, Timer};
+use towline_control::wire::{self, Frame, GrantFlags, RefuseCode, Segment};
+use towline_verbs::{MemoryWindow, QueuePair};
+
+/// A lease that a peer holds.
+pub(super) struct Grant {
+    pub(super) link: LinkId,
+    pub(super) request: u64,
+    pub(super) peer: [u8; 16],
+    pub(super) payload: PayloadId,
+    pub(super) exposure: Exposure,
+    pub(super) deadline: Tick,
+    pub(super) timer: Option<TimerId>,
+    pub(super) fencing: bool,
+}
+
+impl Grant {
+    pub(super) fn is_fencing(&self) -> bool {
+        self.fencing
+    }
+}
+
+/// How the peer can reach the memory, and so what fences it.
+pub(super) enum Exposure {
+    /// The bytes travelled in the grant.
+    None,
+    /// Keys of its own.
+    Windows(Vec<MemoryWindow>),
+    /// The region's key, over this queue pair.
+    Region(QueuePair),
+    /// A mapping of the peer's process.
+    Mapped,
+}
+
+impl Engine {
+    /// Grants the payload to those who wait for it, as far as it has consumers left.
+    pub(super) fn serve(&mut self, id: PayloadId) {
+        loop {
+            let Some(payload) = self.payload_mut(id) else { return };
+            if payload.gone.is_some() || payload.readers >= payload.consumers_left {
+                return;
+            }
+            let Some((link, request)) = payload.waiting.pop_front() else { return };
+            self.grant(id, link, request);
+        }
+    }
+
+    /// After a link has opened: nothing waits for that on the producer's side but gets that came before it did.
+    pub(super) fn serve_link(&mut self, id: LinkId) {
+        let Some(link) = self.links.get(&id) else { return };
+        let payloads: Vec<PayloadId> = link
+            .waiting
+            .values()
+            .filter_map(|get| match &get.target {
+                TargetOwned::Payload(payload) => Some(*payload),
+                TargetOwned::Key(key) => self.keys.get(key).map(|slot| self.id_of(*slot)),
+            })
+            .collect();
+        for payload in payloads {
+            self.serve(payload);
+        }
+    }
+
+    pub(super) fn grant(&mut self, id: PayloadId, link_id: LinkId, request: u64) {
+        let lease_time = self.config.times.lease;
+        let Some(get) = self.no_longer_waiting(link_id, request) else { return };
+        let Some(link) = self.links.get(&link_id) else { return };
+        let Some(peer) = link.incarnation() else { return };
+        let echo = link.newest_stamp.max(get.sent_at);
+        // What is read one-sided does not wait in the backlog of a peer that is slow to take it. Well below where nothing
+        // more is read from him, so that two ends that send each other much do not both wait for the other to read.
+        let room = (self.config.limits.backlog / 4).saturating_sub(link.session.backlog());
+        let room = room.min(link.session.max_send_frame() as usize);
+        let lease = self.next_grant;
+        self.next_grant += 1;
+
+        let Some(payload) = self.payloads.get(id.slot as usize).and_then(|entry| entry.payload.as_ref()) else {
+            return;
+        };
+        let complete = payload.watermark == payload.total;
+        let room = room.saturating_sub(payload.layout.len() + 512) as u64;
+        let eager_limit = u64::from(get.max_eager.min(self.config.limits.eager)).min(room);
+        let mut eager = Vec::new();
+        let mut segments = Vec::new();
+        let exposure = if !get.view && complete && payload.total <= eager_limit {
+            eager.reserve(payload.total as usize);
+            for buffer in payload.buffers.iter().flatten() {
+                eager.extend_from_slice(buffer.as_slice());
+            }
+            Ok(Exposure::None)
+        } else {
+            self.expose(payload, link_id, get.view, &mut segments)
+        };
+        let exposure = match exposure {
+            Ok(exposure) => exposure,
+            Err((code, text)) => {
+                self.refuse(link_id, request, code, 0, &text);
+                return;
+            }
+        };
+        let layout = payload.layout.clone();
+        let (watermark, total) = (payload.watermark, payload.total);
+        let frame = wire::Grant {
+            request,
+            lease,
+            slot: id.slot,
+            generation: id.generation,
+            echo,
+            lease_us: lease_time / 1000,
+            watermark,
+            total_len: total,
+            provider: 0,
+            flags: GrantFlags::empty(),
+            layout: &layout,
+            segments: &segments,
+            eager: &eager,
+        };
+        // The producer's end of the lease lies after the consumer's: it begins now, later than the stamp it echoes,
+        // and the margin for drifting clocks is added here and taken off there (I4).
+        let deadline = self.now + lease_time + self.config.times.drift_margin;
+        let timer = self.timers.set(deadline, Timer::Grant(lease));
+        self.grants.insert(
+            lease,
+            Grant { link: link_id, request, peer, payload: id, exposure, deadline, timer: Some(timer), fencing: false },
+        );
+        if let Some(payload) = self.payload_mut(id) {
+            payload.readers += 1;
+        }
+        if let Some(link) = self.links.get_mut(&link_id) {
+            link.granted.insert(lease);
+        }
+        self.touch(id);
+        self.send(link_id, &Frame::Grant(frame));
+    }
+
+    /// Makes the payload's memory readable for the peer of `link_id`.
+    fn expose(
+        &self,
+        payload: &Payload,
+        link_id: LinkId,
+        view: bool,
+        segments: &mut Vec<Segment>,
+    ) -> Result<Exposure, (RefuseCode, String)> {
+        let failed = |error: towline_verbs::Error| (RefuseCode::Failed, error.to_string());
+        let no_path = || (RefuseCode::NoQueuePair, "no queue pair is agreed on".to_owned());
+        let link = self.links.get(&link_id).ok_or_else(no_path)?;
+        let (Some(rail), Some(queue_pair)) = (link.rail, &link.queue_pair) else { return Err(no_path()) };
+        let rail = &self.rails[rail];
+        let capabilities = rail.device.info().capabilities;
+        if view && !capabilities.mappable {
+            return Err((RefuseCode::Path, format!("{} has no views", link.path)));
+        }
+        let mut windows = Vec::new();
+        for buffer in payload.buffers.iter().flatten() {
+            let (offset, len) = (buffer.offset(), buffer.len() as u64);
+            let remote = if capabilities.scoped_keys {
+                let window = rail.pool.bind(queue_pair, offset, len).map_err(failed)?;
+                let remote = window.remote();
+                windows.push(window);
+                remote
+            } else {
+                rail.pool.remote(offset, len).map_err(failed)?
+            };
+            segments.push(Segment::new(remote.address, remote.len, remote.rkey));
+        }
+        Ok(if capabilities.mappable {
+            Exposure::Mapped
+        } else if capabilities.scoped_keys {
+            Exposure::Windows(windows)
+        } else {
+            Exposure::Region(queue_pair.clone())
+        })
+    }
+}
