@@ -19,6 +19,24 @@ use towline_verbs::{Device, Memory, Provider};
 const BUILD: &str = "build";
 
 /// The options of an endpoint; [`Endpoint::builder`].
+///
+/// ```
+/// use std::time::Duration;
+/// use towline::{Endpoint, Limits, Path, Paths, Secret};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let endpoint = Endpoint::builder()
+///     .bind("127.0.0.1:0") // beyond this host a secret is needed
+///     .secret(Secret::from_bytes(b"sixteen bytes or more")?)
+///     .pool_size(64 << 20)
+///     .allow_paths(Paths::only(Path::Shm).and(Path::Tcp))
+///     .limits(Limits::new().payloads(1000))
+///     .alloc_timeout(Duration::from_secs(1))
+///     .build()?;
+/// println!("peers reach it at {}", endpoint.address());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Builder {
     bind: Vec<String>,
@@ -131,7 +149,7 @@ impl Builder {
         self
     }
 
-    /// What it may hold.
+    /// What it may hold and do at most: payloads, peers, leases, gets, bytes in flight; default: [`Limits::default`].
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -171,26 +189,34 @@ impl Builder {
     /// Builds and starts the endpoint.
     ///
     /// # Errors
-    /// [`ErrorKind::BadOption`], [`ErrorKind::AddressMalformed`], [`ErrorKind::Insecure`], or what the system says.
+    /// [`ErrorKind::BadOption`], [`ErrorKind::AddressMalformed`], [`ErrorKind::Insecure`]; [`ErrorKind::Os`] for an
+    /// address that can't be listened at, [`ErrorKind::Verbs`] for memory that the machine does not have.
     pub fn build(self) -> Result<Endpoint> {
-        let bad = |option, why: &str| Err(Error::new(BUILD, ErrorKind::BadOption { option, why: why.to_owned() }));
+        let bad = |option, why: String| Err(Error::new(BUILD, ErrorKind::BadOption { option, why }));
         if self.pool_size == 0 {
-            return bad("pool_size", "it is zero");
+            return bad("pool_size", "it is zero".into());
         }
         if !self.granule.is_power_of_two() || !(64..=2 << 20).contains(&self.granule) {
-            return bad("granule", "it is no power of two from 64 to 2 MiB");
+            return bad("granule", format!("it is {}", self.granule));
         }
         if self.paths == Paths::NONE {
-            return bad("allow_paths", "no path is allowed");
+            return bad("allow_paths", "no path is allowed".into());
         }
         if self.times.drift_margin.saturating_mul(2) >= self.times.lease {
-            return bad("lease", "it is not longer than twice the drift margin");
+            let [lease, margin] = [self.times.lease, self.times.drift_margin].map(Duration::from_nanos);
+            return bad("lease", format!("it is {lease:?}, with a drift margin of {margin:?}"));
         }
         if self.limits.key == 0 || self.limits.key > 1024 {
-            return bad("limits.key", "it is not from 1 to 1024");
+            return bad("limits.key", format!("it is {}", self.limits.key));
         }
-        if self.limits.send_queue == 0 || self.limits.in_flight == 0 || self.limits.gets == 0 {
-            return bad("limits", "a limit that must be 1 at least is zero");
+        let Limits { send_queue, in_flight, gets, .. } = self.limits;
+        let at_least_one = [
+            ("limits.send_queue", u64::from(send_queue)),
+            ("limits.in_flight", in_flight),
+            ("limits.gets", gets as u64),
+        ];
+        if let Some((option, _)) = at_least_one.into_iter().find(|(_, limit)| *limit == 0) {
+            return bad(option, "it is zero".into());
         }
         let mut listeners = self.listen()?;
         let advertised = self.advertised(&listeners)?;
@@ -198,10 +224,11 @@ impl Builder {
         let incarnation = random()?;
         let process = process_id()?;
         let unix_name = engine::unix_name_of(&incarnation);
-        let memory = Memory::shared(self.pool_size, self.huge_pages).map_err(verbs)?;
+        let memory = Memory::shared(self.pool_size, self.huge_pages)
+            .map_err(|error| verbs(error).about(format!("`pool_size` of {} bytes", self.pool_size)))?;
         let rails = self.rails(&memory, &advertised, &unix_name)?;
         if rails.is_empty() {
-            return bad("allow_paths", "none of the allowed paths is available on this machine");
+            return bad("allow_paths", format!("of {} none is in this build", self.paths));
         }
         let wants_unix = rails.iter().any(|rail| rail.path == Path::Shm);
         if wants_unix {
@@ -240,7 +267,8 @@ impl Builder {
                     return Err(Error::new(BUILD, ErrorKind::Insecure { address: address.to_string() }));
                 }
                 // An endpoint can be started again on the port it had (SO_REUSEADDR).
-                listeners.push(Listener::bind(&SocketName::Tcp(address)).map_err(socket_error)?);
+                let listener = Listener::bind(&SocketName::Tcp(address));
+                listeners.push(listener.map_err(|error| socket_error(error).about(format!("`bind` to {address}")))?);
             }
         }
         Ok(listeners)
@@ -264,7 +292,7 @@ impl Builder {
         if self.advertise.len() > 8 {
             return Err(Error::new(
                 BUILD,
-                ErrorKind::BadOption { option: "advertise", why: "more than 8 addresses".to_owned() },
+                ErrorKind::BadOption { option: "advertise", why: format!("it has {} addresses", self.advertise.len()) },
             ));
         }
         let port = bound.first().map_or(0, SocketAddr::port);

@@ -116,7 +116,8 @@ impl Layout {
     /// The kind of error, when a limit is exceeded or the length is not what shape and dtype say.
     pub(crate) fn push(&mut self, name: &str, dtype: DType, shape: &[u64], len: u64) -> Result<(), ErrorKind> {
         let part = self.parts.len();
-        let malformed = |what, have, need| Err(ErrorKind::PartMalformed { part, what, have, need });
+        let malformed =
+            |what, have, need| Err(ErrorKind::PartMalformed { part, name: name.to_owned(), what, have, need });
         if part >= MAX_PARTS {
             return Err(ErrorKind::PartCount { count: part + 1, max: MAX_PARTS });
         }

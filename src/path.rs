@@ -35,7 +35,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// Which paths an endpoint may use. What is not allowed is an error, never a fallback (I6).
+/// Which paths an endpoint may use. What is not allowed is an error, never a fallback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paths(u8);
 

@@ -1,5 +1,6 @@
 //! Payloads: what is put, what a get brings, and views.
 
+use crate::element::{self, Element, TypeError};
 use crate::endpoint::Shared;
 use crate::engine::{Delivery, HeldLease, Storage};
 use crate::layout::{DType, Layout, PartLayout};
@@ -8,7 +9,6 @@ use crate::{Buffer, Path};
 use core::fmt;
 use std::sync::Arc;
 use towline_verbs::MappedView;
-use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 /// One part of a payload to be put.
 #[derive(Debug)]
@@ -69,57 +69,6 @@ impl TransferInfo {
         }
     }
 }
-
-/// Types whose values are any bytes, and the dtypes they stand for.
-pub trait Element: FromBytes + Immutable + KnownLayout + Copy {
-    /// The dtypes that a slice of this type may be taken from. Types without a Rust counterpart are given as their
-    /// bits (`f16` as `u16`).
-    const DTYPES: &'static [DType];
-}
-
-macro_rules! elements {
-    ($($element:ty: $($dtype:ident),+;)*) => {
-        $(impl Element for $element {
-            const DTYPES: &'static [DType] = &[$(DType::$dtype),+];
-        })*
-    };
-}
-
-elements! {
-    u8: U8, Bool, F8E4M3, F8E5M2;
-    i8: I8;
-    u16: U16, F16, BF16;
-    i16: I16;
-    u32: U32;
-    i32: I32;
-    f32: F32;
-    u64: U64;
-    i64: I64;
-    f64: F64;
-    [f32; 2]: Complex64;
-    [f64; 2]: Complex128;
-}
-
-/// Why a part can't be seen as a slice of some type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum TypeError {
-    /// It holds elements of this dtype.
-    DType(DType),
-    /// Its memory is the caller's own, and does not begin at a multiple of the type's alignment.
-    Misaligned,
-}
-
-impl fmt::Display for TypeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::DType(dtype) => write!(f, "the part holds elements of dtype {dtype}"),
-            Self::Misaligned => write!(f, "the part's memory is not aligned for the type"),
-        }
-    }
-}
-
-impl std::error::Error for TypeError {}
 
 /// A received payload. Dropping it gives its memory back.
 pub struct Payload {
@@ -243,10 +192,8 @@ impl<'a> PartRef<'a> {
     /// # Errors
     /// When it holds another dtype than `T` stands for, or lies at an address that `T` can't be read from.
     pub fn elements<T: Element>(&self) -> Result<&'a [T], TypeError> {
-        if !T::DTYPES.contains(&self.layout.dtype) {
-            return Err(TypeError::DType(self.layout.dtype));
-        }
-        <[T]>::ref_from_bytes(self.bytes).map_err(|_| TypeError::Misaligned)
+        element::check::<T>(self.layout.dtype)?;
+        element::slice_of(self.bytes)
     }
 }
 
@@ -351,6 +298,31 @@ impl<'a> ViewPart<'a> {
         let read = self.read(0, &mut bytes);
         debug_assert!(read, "a part is as long as its layout says");
         bytes
+    }
+
+    /// Copies `out.len()` elements from element `first` of the part on, in the order of its shape's last dimension
+    /// running fastest. A copy is what stays harmless if the producer breaks its promise and writes meanwhile.
+    ///
+    /// # Errors
+    /// When the part holds another dtype than `T` stands for, or not all of these elements lie within it; nothing is
+    /// copied then.
+    pub fn read_elements<T: Element>(&self, first: u64, out: &mut [T]) -> Result<(), TypeError> {
+        element::check::<T>(self.layout.dtype)?;
+        let elements = self.layout.len / size_of::<T>() as u64;
+        let outside = TypeError::OutOfRange { first, count: out.len() as u64, elements };
+        let offset = first.checked_mul(size_of::<T>() as u64).ok_or(outside)?;
+        if self.read(offset, element::bytes_of_mut(out)) { Ok(()) } else { Err(outside) }
+    }
+
+    /// All its elements, copied.
+    ///
+    /// # Errors
+    /// When the part holds another dtype than `T` stands for.
+    pub fn to_elements<T: Element>(&self) -> Result<Vec<T>, TypeError> {
+        element::check::<T>(self.layout.dtype)?;
+        let mut elements = vec![T::new_zeroed(); self.layout.len as usize / size_of::<T>()];
+        self.read_elements(0, &mut elements)?;
+        Ok(elements)
     }
 
     /// Address of its first byte; null if it has none. Valid for reads of its length while the view lives.

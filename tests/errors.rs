@@ -58,7 +58,7 @@ fn parts_that_break_a_rule_are_named() {
             matches!(error.kind(), ErrorKind::PartMalformed { part: 1, have, need, .. } if (*have, *need) == (has, needs)),
             "{error}"
         );
-        assert!(error.to_string().starts_with("put: part 1: "));
+        assert!(error.to_string().starts_with("put: key `bad`: part 1 `"));
         assert_whole(&endpoint);
     }
 }
@@ -69,7 +69,7 @@ fn a_buffer_of_another_endpoint_is_refused_and_given_back() {
     let (own, foreign) = (endpoint.alloc(100).unwrap(), other.alloc(100).unwrap());
     let parts = [Part::buffer("own", DType::U8, &[100], own), Part::buffer("foreign", DType::U8, &[100], foreign)];
     let error = endpoint.put("mixed", parts).unwrap_err();
-    assert_eq!(error.kind(), &ErrorKind::ForeignBuffer { part: 1 });
+    assert_eq!(error.kind(), &ErrorKind::ForeignBuffer { part: 1, name: "foreign".into() });
     assert_tells(&error, "put");
     assert_whole(&endpoint);
     assert_whole(&other);
@@ -99,7 +99,9 @@ fn a_payload_for_no_consumer_is_refused() {
 #[test]
 fn buffers_of_no_bytes_and_of_more_than_the_pool_are_refused() {
     let endpoint = endpoint(MIB);
-    assert_eq!(endpoint.alloc(0).unwrap_err().kind(), &ErrorKind::ZeroLength);
+    let error = endpoint.alloc(0).unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::ZeroLength);
+    assert_tells(&error, "alloc");
     for len in [MIB + 1, u64::from(u32::MAX), u64::MAX / 2, u64::MAX] {
         let error = endpoint.alloc(len as usize).unwrap_err();
         assert_eq!(error.kind(), &ErrorKind::PoolTooSmall { need: len, pool: MIB }, "no waiting would help");
@@ -256,7 +258,53 @@ fn a_port_that_is_taken_is_told_with_the_systems_error() {
     let first = endpoint(MIB);
     let error = Endpoint::builder().bind(first.address()).build().unwrap_err();
     assert_eq!(error.kind(), &ErrorKind::Os { call: "listen", errno: 98 }, "EADDRINUSE");
-    assert!(error.to_string().starts_with("build: listen: "));
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("build: `bind` to {}: listen: ", first.address())), "{text}");
+    assert!(text.contains("port"), "{text}");
+}
+
+// What the text of an error names.
+
+/// The text has these in it once each, and is one line.
+#[track_caller]
+fn assert_names(error: &towline::Error, names: &[&str]) {
+    let text = error.to_string();
+    for name in names {
+        assert_eq!(text.matches(name).count(), 1, "`{name}` once in: {text}");
+    }
+    assert!(!text.contains('\n'), "{text}");
+}
+
+#[test]
+fn errors_name_key_peer_part_and_option_once() {
+    let (producer, consumer) = (endpoint(MIB), endpoint(MIB));
+    let nobody = format!("{}:7000", lonely());
+    let error = consumer.get((&nobody, "step 7"), LONG).unwrap_err();
+    assert_names(&error, &["key `step 7`", &nobody, "refused", "check that the peer runs"]);
+    let address = producer.address();
+    let error = consumer.get((&address, "a\nb"), Duration::from_millis(20)).unwrap_err();
+    assert_names(&error, &["key `a\\nb`", &address, "put under the key", "check the key"]);
+    let error = producer.wait_for_consumers("lonely", 1, Duration::from_millis(1)).unwrap_err();
+    assert_names(&error, &["key `lonely`", "check that consumers get this key"]);
+    let ticket = Spec::bytes(10, 1).put(&producer, "once", &PutOptions::default()).unwrap();
+    drop(consumer.get(&ticket, LONG).unwrap());
+    until("the consumer's word", || producer.stats().payloads == 0);
+    let error = consumer.get(&ticket, LONG).unwrap_err();
+    assert_names(&error, &["payload 0.", &address, "the payload is not there"]);
+    assert_names(&producer.remove(&ticket).unwrap_err(), &["remove: payload 0."]);
+    let error = producer.put("tensors", [Part::bytes("w", DType::F32, &[3], b"abcd")]).unwrap_err();
+    assert_names(&error, &["key `tensors`", "part 0 `w`", "has 4, needs 12"]);
+    let error =
+        producer.put("large", [Part::bytes("w", DType::U8, &[2 * MIB], &vec![0; 2 * MIB as usize])]).unwrap_err();
+    assert_names(&error, &["put: key `large`", "`pool_size`"]);
+    let error = consumer.get(("localhost", "k"), LONG).unwrap_err();
+    assert_names(&error, &["`localhost` is not an address", "HOST:PORT", "@NAME"]);
+    let error = Endpoint::builder().bind("198.51.100.7:0").insecure().build().unwrap_err();
+    assert_names(&error, &["build: `bind` to 198.51.100.7:0", "listen", "bind to an address that this machine has"]);
+    let error = Endpoint::builder().allow_paths(Paths::only(towline::Path::Rdma)).build().unwrap_err();
+    assert_names(&error, &["`allow_paths`", "rdma", "`Path::Tcp`"]);
+    let error = Endpoint::builder().bind("192.0.2.1:9").build().unwrap_err();
+    assert_names(&error, &["192.0.2.1:9", "`insecure`"]);
 }
 
 // Deadlines.
@@ -334,14 +382,15 @@ fn options_that_can_not_be_are_refused_by_name() {
         ("lease", small().lease(Duration::ZERO)),
         ("limits.key", limits(|limits| limits.key = 0)),
         ("limits.key", limits(|limits| limits.key = 1025)),
-        ("limits", limits(|limits| limits.send_queue = 0)),
-        ("limits", limits(|limits| limits.in_flight = 0)),
-        ("limits", limits(|limits| limits.gets = 0)),
+        ("limits.send_queue", limits(|limits| limits.send_queue = 0)),
+        ("limits.in_flight", limits(|limits| limits.in_flight = 0)),
+        ("limits.gets", limits(|limits| limits.gets = 0)),
     ];
     for (named, builder) in cases {
         let error = builder.build().unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::BadOption { option, .. } if *option == named), "{named}: {error}");
         assert!(error.to_string().starts_with("build: option `"), "{error}");
+        assert_tells(&error, "build");
     }
     let nine = (0..9).fold(small(), |builder, port| builder.advertise(format!("127.0.0.1:{}", 9000 + port)));
     assert!(matches!(nine.build().unwrap_err().kind(), ErrorKind::BadOption { option: "advertise", .. }));
@@ -354,7 +403,8 @@ fn a_pool_that_the_machine_does_not_have_is_refused() {
         matches!(error.kind(), ErrorKind::Verbs(_) | ErrorKind::BadOption { .. } | ErrorKind::Os { .. }),
         "{error}"
     );
-    assert!(error.to_string().starts_with("build: "), "{error}");
+    assert!(error.to_string().starts_with("build: `pool_size` of 1125899906842624 bytes: "), "{error}");
+    assert_tells(&error, "build");
 }
 
 #[test]

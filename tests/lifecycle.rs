@@ -411,6 +411,7 @@ fn a_closed_endpoint_refuses_everything_new() {
     let (closed, other) = (endpoint(MIB), endpoint(MIB));
     let ticket = Spec::bytes(1000, 1).put(&other, "key", &PutOptions::default()).unwrap();
     let own = Spec::bytes(1000, 1).put(&closed, "own", &PutOptions::default()).unwrap();
+    let held = closed.alloc(1).unwrap();
     closed.close(LONG);
     let errors = [
         closed.put("key", [Part::bytes("x", DType::U8, &[1], b"x")]).unwrap_err(),
@@ -418,6 +419,10 @@ fn a_closed_endpoint_refuses_everything_new() {
         closed.view(&ticket, LONG).unwrap_err(),
         closed.get((other.address(), "key"), LONG).unwrap_err(),
         closed.wait_for_consumers("key", 1, LONG).unwrap_err(),
+        closed.alloc(1).unwrap_err(),
+        closed.alloc_within(1, Duration::ZERO).unwrap_err(),
+        closed.put_with("key", [Part::buffer("x", DType::U8, &[1], held)], &for_consumers(2)).unwrap_err(),
+        closed.remove(&own).unwrap_err(),
     ];
     for error in errors {
         assert_eq!(error.kind(), &ErrorKind::Closed, "{error}");
@@ -428,6 +433,31 @@ fn a_closed_endpoint_refuses_everything_new() {
     assert!(matches!(error.kind(), ErrorKind::PeerLost { .. } | ErrorKind::PeerUnreachable { .. }), "{error}");
     assert!(started.elapsed() < SLACK, "a closed peer is known soon: {:?}", started.elapsed());
     Spec::bytes(1000, 1).check(&other.get(&ticket, LONG).unwrap());
+}
+
+#[test]
+fn those_who_wait_in_alloc_are_told_of_the_close_at_once() {
+    const WAITERS: u64 = 4;
+    let endpoint = endpoint(MIB);
+    let all = endpoint.alloc(MIB as usize).unwrap();
+    let bytes = vec![7; 1000];
+    std::thread::scope(|scope| {
+        let allocs: Vec<_> =
+            (0..WAITERS).map(|_| scope.spawn(|| endpoint.alloc_within(1000, Duration::MAX).unwrap_err())).collect();
+        let put = scope.spawn(|| endpoint.put("key", [Part::bytes("x", DType::U8, &[1000], &bytes)]).unwrap_err());
+        until("all to wait", || endpoint.stats().pool_waiting == WAITERS + 1);
+        let started = Instant::now();
+        endpoint.close(LONG);
+        for (error, operation) in allocs.into_iter().map(|alloc| (alloc, "alloc")).chain([(put, "put")]) {
+            let error = error.join().unwrap();
+            assert_eq!((error.kind(), error.operation()), (&ErrorKind::Closed, operation), "{error}");
+        }
+        assert!(started.elapsed() < SLACK, "{:?}", started.elapsed());
+    });
+    assert_eq!(endpoint.stats().pool_waiting, 0);
+    drop(all);
+    let stats = endpoint.stats();
+    assert_eq!((stats.pool_free, stats.pool_buffers), (stats.pool_bytes, 0), "nobody was served after the close");
 }
 
 #[test]
@@ -503,17 +533,16 @@ fn those_who_wait_for_consumers_or_for_room_are_told_of_the_close() {
         let consumers = named("for-consumers")
             .spawn_scoped(scope, || producer.wait_for_consumers("never", 1, long).unwrap_err())
             .unwrap();
-        let room = named("for-room").spawn_scoped(scope, || producer.alloc_within(1000, long).map(drop)).unwrap();
+        let room = named("for-room").spawn_scoped(scope, || producer.alloc_within(1000, long).unwrap_err()).unwrap();
         until("both to wait", || sleeps("for-consumers") && sleeps("for-room") && producer.stats().pool_waiting == 1);
         let started = Instant::now();
         producer.close(LONG);
-        let error = consumers.join().unwrap();
-        assert_eq!(error.kind(), &ErrorKind::Closed, "{error}");
+        for error in [consumers.join().unwrap(), room.join().unwrap()] {
+            assert_eq!(error.kind(), &ErrorKind::Closed, "{error}");
+        }
         assert!(started.elapsed() < SLACK, "{:?}", started.elapsed());
-        // Room may still be had: a buffer outlives its endpoint.
-        drop(all);
-        room.join().unwrap().unwrap();
     });
+    drop(all); // a buffer outlives its endpoint
 }
 
 /// Whether the thread of this process called `name` waits for something.

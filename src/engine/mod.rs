@@ -35,10 +35,11 @@ mod timers;
 mod tries;
 mod waiting;
 
-pub use config::{Config, Identity, Limits, Times};
+pub use crate::options::{Limits, PutOptions};
+pub use config::{Config, Identity, Times};
 pub use gets::{Delivery, GetRequest, HeldLease, OwnBytes, Source, Storage, unix_name_of};
 pub use link::{LinkId, Transport};
-pub use payloads::{NewPart, PayloadId, PutOptions};
+pub use payloads::{NewPart, PayloadId};
 pub use rail::Rail;
 pub use stats::Stats;
 

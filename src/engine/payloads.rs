@@ -6,7 +6,7 @@ use super::waiting::TargetOwned;
 use super::{Engine, Tick, Timer};
 use crate::error::Gone;
 use crate::layout::{DType, Layout};
-use crate::{Buffer, Error, ErrorKind, Result};
+use crate::{Buffer, Error, ErrorKind, PutOptions, Result};
 use std::collections::VecDeque;
 use std::fmt;
 use towline_control::wire::{self, Frame};
@@ -18,22 +18,6 @@ pub struct PayloadId {
     pub slot: u32,
     /// How often the place was used before.
     pub generation: u32,
-}
-
-/// How a payload is published.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PutOptions {
-    /// How many consumers it is for; it is gone when as many have had it.
-    pub consumers: u32,
-    /// Nanoseconds from its last use to its end; never while a lease is live.
-    pub time_to_live: Tick,
-}
-
-impl Default for PutOptions {
-    fn default() -> Self {
-        Self { consumers: 1, time_to_live: 300_000_000_000 }
-    }
 }
 
 /// One part of a payload to be published.
@@ -121,7 +105,7 @@ impl Engine {
         let mut buffers = Vec::with_capacity(parts.len());
         for (index, part) in parts.into_iter().enumerate() {
             if part.buffer.as_ref().is_some_and(|buffer| !std::sync::Arc::ptr_eq(buffer.pool(), &self.pool)) {
-                return fail(ErrorKind::ForeignBuffer { part: index });
+                return fail(ErrorKind::ForeignBuffer { part: index, name: part.name.to_owned() });
             }
             let len = part.buffer.as_ref().map_or(0, Buffer::len) as u64;
             layout.push(part.name, part.dtype, part.shape, len).map_err(|kind| Error::new(PUT, kind))?;
@@ -151,7 +135,7 @@ impl Engine {
             filling: watermark.is_some(),
             gone: None,
             waiting: VecDeque::new(),
-            time_to_live: options.time_to_live,
+            time_to_live: u64::try_from(options.time_to_live.as_nanos()).unwrap_or(Tick::MAX),
             timer: None,
         });
         self.keys.insert(key.to_vec(), slot);

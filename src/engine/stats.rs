@@ -31,7 +31,7 @@ pub struct Stats {
     pub leases: u64,
     /// Leases that ended without their consumer's word and whose fence has not been seen.
     pub fencing: u64,
-    /// Bytes of this endpoint in quarantine: no longer wanted, but a device or peer may still touch them (I3).
+    /// Bytes of this endpoint in quarantine: no longer wanted, but a device or peer may still touch them.
     pub quarantined_bytes: u64,
     /// Connected peers.
     pub links: u64,

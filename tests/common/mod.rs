@@ -71,16 +71,12 @@ pub fn behind_proxy(options: &Options) -> (Endpoint, Proxy) {
 
 /// Options for `consumers` consumers.
 pub fn for_consumers(consumers: u32) -> PutOptions {
-    let mut options = PutOptions::default();
-    options.consumers = consumers;
-    options
+    PutOptions::new().consumers(consumers)
 }
 
 /// Options for a payload that expires when it was not used for `time`.
 pub fn expiring(time: Duration) -> PutOptions {
-    let mut options = PutOptions::default();
-    options.time_to_live = time.as_nanos() as u64;
-    options
+    PutOptions::new().time_to_live(time)
 }
 
 /// Nothing of the pool is in use, and nothing is owed.

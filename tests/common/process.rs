@@ -162,7 +162,7 @@ impl Process {
 
     #[track_caller]
     pub fn put_with(&self, key: &str, spec: &Spec, options: &PutOptions) -> Result<Ticket, Failure> {
-        let (consumers, time) = (options.consumers.to_string(), options.time_to_live.to_string());
+        let (consumers, time) = (options.consumers.to_string(), options.time_to_live.as_nanos().to_string());
         self.call(&["put", key, &consumers, &time, &spec.to_text()]).map(|text| text.parse().unwrap())
     }
 
@@ -357,9 +357,8 @@ impl OnceState {
         let keep = |name: &str, kept| self.kept.lock().unwrap().insert(name.to_owned(), kept);
         Ok(match words {
             ["put", key, consumers, time_to_live, spec] => {
-                let mut options = PutOptions::default();
-                options.consumers = consumers.parse().unwrap();
-                options.time_to_live = time_to_live.parse().unwrap();
+                let time = Duration::from_nanos(time_to_live.parse().unwrap());
+                let options = PutOptions::new().consumers(consumers.parse().unwrap()).time_to_live(time);
                 Spec::from_text(spec).put(endpoint, key, &options)?.to_string()
             }
             ["get", from, timeout, name @ ..] => {

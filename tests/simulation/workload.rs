@@ -7,6 +7,7 @@ use crate::misfortune::{close, misfortune, nap, plant, reading, squeeze};
 use crate::scenario::{MICRO, MILLI, Weather};
 use crate::ticket::ticket;
 use crate::world::{Filling, Held, HeldWhat, World};
+use std::time::Duration;
 use towline::engine::{GetRequest, NewPart, PutOptions, Source, Tick};
 use towline::{DType, ErrorKind};
 use towline_verbs::sim::NodeId;
@@ -124,9 +125,7 @@ pub(crate) fn put_payload(
             }
             new_parts.push(NewPart { name: &names[index], dtype: part.dtype, shape: &part.shape, buffer });
         }
-        let mut options = PutOptions::default();
-        options.consumers = consumers;
-        options.time_to_live = time_to_live;
+        let options = PutOptions::new().consumers(consumers).time_to_live(Duration::from_nanos(time_to_live));
         let now = host.now();
         let put = host.engine.put(now, &key, new_parts, slowly.then_some(0), &options)?;
         Ok::<_, towline::Error>((put, offsets))

@@ -67,8 +67,7 @@ impl Mover for Transport {
     }
 
     fn put(&self, key: &str, parts: Vec<Part<'_>>, consumers: u32) -> Result<(), Failure> {
-        let mut options = PutOptions::default();
-        options.consumers = consumers;
+        let options = PutOptions::new().consumers(consumers);
         self.endpoint.put_with(key, parts, &options).map(|_ticket| ()).map_err(failure)
     }
 

@@ -1,23 +1,17 @@
-//! What went wrong: the operation, the cause, whether a retry can help, and the way out.
+//! The kinds of errors, each with what is known of it.
 
+use super::printable;
 use crate::Path;
 use core::fmt;
 
-/// The result of an operation of an endpoint.
-pub type Result<T, E = Error> = core::result::Result<T, E>;
-
-/// A failed operation (I8).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Error {
-    operation: &'static str,
-    kind: ErrorKind,
-}
-
-/// Why an operation failed.
+/// Why an operation failed, what can be done, and whether the same call can succeed later without a change by the caller
+/// ([`can_retry`](Self::can_retry)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A key longer than the limit, in bytes.
+    ///
+    /// Way out: shorten the key, or use its hash. Retry: no.
     KeyTooLong {
         /// Its length.
         len: usize,
@@ -25,13 +19,19 @@ pub enum ErrorKind {
         max: usize,
     },
     /// A key of zero bytes.
+    ///
+    /// Way out: give the payload a key of at least one byte. Retry: no.
     KeyEmpty,
     /// A ticket that is not one, or that was damaged.
+    ///
+    /// Way out: pass the ticket on whole: one word that begins with `towline1:`. Retry: no.
     TicketMalformed {
         /// Which rule it breaks.
         what: &'static str,
     },
     /// A text that is not an address.
+    ///
+    /// Way out: write HOST:PORT, IPV4:PORT, \[IPV6\]:PORT, \[IPV6%SCOPE\]:PORT or @NAME. Retry: no.
     AddressMalformed {
         /// The text.
         text: String,
@@ -39,6 +39,8 @@ pub enum ErrorKind {
         why: String,
     },
     /// A payload without parts, or with more than allowed.
+    ///
+    /// Way out: publish at least one part, and many parts as several payloads. Retry: no.
     PartCount {
         /// How many there are.
         count: usize,
@@ -47,9 +49,13 @@ pub enum ErrorKind {
     },
     /// A part whose name is too long, whose shape has too many dimensions, or whose length is not what its shape and
     /// dtype say.
+    ///
+    /// Way out: make name, shape, dtype and bytes agree with the limits and with each other. Retry: no.
     PartMalformed {
         /// Index of the part.
         part: usize,
+        /// Its name.
+        name: String,
         /// Which rule it breaks.
         what: &'static str,
         /// What it has.
@@ -58,13 +64,21 @@ pub enum ErrorKind {
         need: u64,
     },
     /// A buffer of another endpoint's pool.
+    ///
+    /// Way out: allocate the buffer from the endpoint that publishes it. Retry: no.
     ForeignBuffer {
         /// Index of the part.
         part: usize,
+        /// Its name.
+        name: String,
     },
     /// Zero bytes where some are needed.
+    ///
+    /// Way out: ask for one byte at least; a part without bytes is `Part::bytes` of an empty slice. Retry: no.
     ZeroLength,
     /// More than the whole pool: no waiting helps.
+    ///
+    /// Way out: build the endpoint with a larger `pool_size`. Retry: no.
     PoolTooSmall {
         /// Bytes needed.
         need: u64,
@@ -72,6 +86,9 @@ pub enum ErrorKind {
         pool: u64,
     },
     /// The pool has no room, and had none until the deadline.
+    ///
+    /// Way out: release buffers and payloads, wait longer, or build the endpoint with a larger `pool_size`. Retry:
+    /// yes.
     PoolFull {
         /// Bytes needed.
         need: u64,
@@ -81,6 +98,8 @@ pub enum ErrorKind {
         largest: u64,
     },
     /// A destination smaller than the payload.
+    ///
+    /// Way out: give as many bytes as `Layout::destination_len` of the ticket says. Retry: no.
     DestinationTooSmall {
         /// Bytes needed.
         need: u64,
@@ -88,13 +107,18 @@ pub enum ErrorKind {
         have: u64,
     },
     /// The deadline passed.
+    ///
+    /// Way out: by what was waited for: check the key, look at the peer's health, use a later deadline. Retry: yes.
     TimedOut {
         /// What the operation was waiting for.
         waiting_for: &'static str,
-        /// Bytes of memory that stay ours, and are not used again, until a peer or device can touch them no more (I3).
+        /// Bytes of memory that stay ours, and are not used again, until no peer or device can touch them any more.
         quarantined: u64,
     },
     /// No connection could be made.
+    ///
+    /// Way out: check that the peer runs, its port, and that it advertises an address reachable from here. Retry:
+    /// yes.
     PeerUnreachable {
         /// Where to.
         address: String,
@@ -104,17 +128,27 @@ pub enum ErrorKind {
         tried: String,
     },
     /// The connection to the peer was lost, and could not be made again in time.
+    ///
+    /// Way out: look at why the peer ended or the network broke, then get again. Retry: yes.
     PeerLost {
         /// The last known cause.
         why: String,
     },
     /// The peer has another secret.
+    ///
+    /// Way out: give both endpoints the same secret. Retry: no.
     WrongSecret,
     /// The peer wants a secret, and none is set here.
+    ///
+    /// Way out: set the peer's secret with `Builder::secret`. Retry: no.
     SecretRequired,
     /// A secret is set here, and the peer has none.
+    ///
+    /// Way out: set the same secret at the peer, or none here. Retry: no.
     SecretNotExpected,
     /// The peer speaks other versions of the protocol.
+    ///
+    /// Way out: run builds of neighbouring versions at both ends. Retry: no.
     VersionMismatch {
         /// The versions this build speaks.
         ours: (u16, u16),
@@ -122,11 +156,15 @@ pub enum ErrorKind {
         theirs: (u16, u16),
     },
     /// The peer broke the protocol.
+    ///
+    /// Way out: check that the address is an endpoint's, and run the same build at both ends. Retry: no.
     Protocol {
         /// How.
         what: String,
     },
     /// The paths that are allowed here do not reach the peer, or the peer does not allow them.
+    ///
+    /// Way out: allow another path with `Builder::allow_paths`, at both ends. Retry: no.
     PathNotAllowed {
         /// The paths that are allowed.
         allowed: String,
@@ -134,6 +172,8 @@ pub enum ErrorKind {
         why: String,
     },
     /// The operation needs a path with a feature that the path to this peer does not have.
+    ///
+    /// Way out: use `get` instead of `view`. Retry: no.
     PathUnsuitable {
         /// The path in use.
         path: Path,
@@ -141,15 +181,24 @@ pub enum ErrorKind {
         lacks: &'static str,
     },
     /// Nothing is published under that ticket any more.
+    ///
+    /// Way out: by the cause: see [`Gone`]. Retry: no.
     Gone(Gone),
-    /// The lease ran out before all bytes had arrived: nothing is delivered (I4).
+    /// The lease ran out before all bytes had arrived: nothing is delivered, so that no stale byte can be.
+    ///
+    /// Way out: get again; if the consumer was stopped or the network slow, build the producer with a longer `lease`.
+    /// Retry: yes.
     LeaseExpired,
-    /// The producer announced other lengths than it published (I5).
+    /// The producer announced other lengths than it published: nothing is delivered.
+    ///
+    /// Way out: get a new ticket, and run the same build at both ends. Retry: no.
     LayoutMismatch {
         /// What does not fit.
         what: &'static str,
     },
     /// Reading the payload failed, as often as was tried.
+    ///
+    /// Way out: look at the network and at the peer, then get again. Retry: yes.
     TransferFailed {
         /// The completion's status, in words.
         status: &'static str,
@@ -159,6 +208,8 @@ pub enum ErrorKind {
         tries: u32,
     },
     /// Too many of something.
+    ///
+    /// Way out: wait until some have ended, or build the endpoint concerned with higher `Limits`. Retry: yes.
     Busy {
         /// Of what.
         what: &'static str,
@@ -166,17 +217,27 @@ pub enum ErrorKind {
         limit: u64,
     },
     /// The operation was cancelled.
+    ///
+    /// Way out: call again if the result is still wanted. Retry: no.
     Cancelled,
     /// The endpoint is closed, or being closed.
+    ///
+    /// Way out: build a new endpoint. Retry: no.
     Closed,
-    /// The handle was made by another process and came here by fork (I13).
+    /// The handle was made by another process and came here by fork.
+    ///
+    /// Way out: build an endpoint in the child process. Retry: no.
     Forked,
     /// Listening or connecting beyond this host without a secret.
+    ///
+    /// Way out: set a `secret`, use loopback, or allow it by name with `insecure`. Retry: no.
     Insecure {
         /// The address.
         address: String,
     },
-    /// An option of the builder that can't be used.
+    /// An option that can't be used.
+    ///
+    /// Way out: by the option: the text says what it may be. Retry: no.
     BadOption {
         /// Which.
         option: &'static str,
@@ -184,6 +245,8 @@ pub enum ErrorKind {
         why: String,
     },
     /// The operating system said no.
+    ///
+    /// Way out: by the error number. Retry: no.
     Os {
         /// The system call or step.
         call: &'static str,
@@ -191,6 +254,9 @@ pub enum ErrorKind {
         errno: i32,
     },
     /// A verb of the provider failed.
+    ///
+    /// Way out: by its cause: see [`towline_verbs::Error`]. Retry: as
+    /// [`is_transient`](towline_verbs::Error::is_transient) says.
     Verbs(towline_verbs::Error),
 }
 
@@ -199,88 +265,29 @@ pub enum ErrorKind {
 #[non_exhaustive]
 pub enum Gone {
     /// As many consumers as it was for have had it.
+    ///
+    /// Way out: publish it for more consumers: `put_with` with `PutOptions::consumers`.
     Consumed,
     /// Nobody used it for longer than its time to live.
+    ///
+    /// Way out: publish it with a longer `PutOptions::time_to_live`.
     Expired,
     /// It was removed by its producer.
+    ///
+    /// Way out: ask its producer to put it again.
     Removed,
     /// Another payload was put under its key.
+    ///
+    /// Way out: get it by its key, or by the newest ticket.
     Replaced,
     /// The producer was started anew since the ticket was made.
+    ///
+    /// Way out: get a new ticket from the producer.
     OtherIncarnation,
     /// The producer does not remember it.
+    ///
+    /// Way out: get a new ticket from the producer, or get it by its key.
     Unknown,
-}
-
-impl Error {
-    pub(crate) const fn new(operation: &'static str, kind: ErrorKind) -> Self {
-        Self { operation, kind }
-    }
-
-    pub(crate) fn os(operation: &'static str, call: &'static str, error: &std::io::Error) -> Self {
-        Self::new(operation, ErrorKind::Os { call, errno: error.raw_os_error().unwrap_or(libc::EIO) })
-    }
-
-    /// The operation that failed: `put`, `get`, `alloc`, ...
-    #[must_use]
-    pub const fn operation(&self) -> &'static str {
-        self.operation
-    }
-
-    /// Why it failed.
-    #[must_use]
-    pub const fn kind(&self) -> &ErrorKind {
-        &self.kind
-    }
-
-    /// Whether the same call can succeed later without a change by the caller.
-    #[must_use]
-    pub fn can_retry(&self) -> bool {
-        match &self.kind {
-            ErrorKind::PoolFull { .. }
-            | ErrorKind::TimedOut { .. }
-            | ErrorKind::PeerUnreachable { .. }
-            | ErrorKind::PeerLost { .. }
-            | ErrorKind::LeaseExpired
-            | ErrorKind::TransferFailed { .. }
-            | ErrorKind::Busy { .. } => true,
-            ErrorKind::Verbs(e) => e.is_transient(),
-            _ => false,
-        }
-    }
-
-    /// What the caller can do about it, where that is known.
-    #[must_use]
-    pub fn way_out(&self) -> Option<&'static str> {
-        Some(match &self.kind {
-            ErrorKind::KeyTooLong { .. } => "shorten the key, or use its hash",
-            ErrorKind::KeyEmpty => "give the payload a key",
-            ErrorKind::TicketMalformed { .. } => "pass the ticket on whole: one word that begins with `towline1:`",
-            ErrorKind::AddressMalformed { .. } => "write HOST:PORT, IPV4:PORT or [IPV6%SCOPE]:PORT",
-            ErrorKind::PartCount { .. } => "publish several payloads",
-            ErrorKind::ForeignBuffer { .. } => "allocate the buffer from the endpoint that publishes it",
-            ErrorKind::PoolTooSmall { .. } => "build the endpoint with a larger `pool_size`",
-            ErrorKind::PoolFull { .. } => "release buffers and payloads, wait longer, or build a larger pool",
-            ErrorKind::DestinationTooSmall { .. } => "give a larger destination",
-            ErrorKind::TimedOut { .. } => "use a later deadline, and look at the peer's health",
-            ErrorKind::PeerUnreachable { .. } => {
-                "check that the peer runs, its port, and that it advertises an address reachable from here"
-            }
-            ErrorKind::PeerLost { .. } => "look at why the peer ended or the network broke; get again",
-            ErrorKind::WrongSecret => "give both endpoints the same secret",
-            ErrorKind::SecretRequired => "set the peer's secret with `secret`",
-            ErrorKind::SecretNotExpected => "set the same secret at the peer, or none here",
-            ErrorKind::VersionMismatch { .. } => "run builds of neighbouring versions at both ends",
-            ErrorKind::PathNotAllowed { .. } => "allow another path with `allow_paths`",
-            ErrorKind::PathUnsuitable { .. } => "use `get` instead of `view`",
-            ErrorKind::Gone(Gone::Consumed) => "publish it for more consumers: `put_with` with `PutOptions::consumers`",
-            ErrorKind::Gone(Gone::Expired) => "publish it with a longer `time_to_live`",
-            ErrorKind::Gone(Gone::OtherIncarnation) => "get a new ticket from the producer",
-            ErrorKind::Forked => "build an endpoint in the child process",
-            ErrorKind::Insecure { .. } => "set a `secret`, bind to loopback, or allow it by name with `insecure`",
-            _ => return None,
-        })
-    }
 }
 
 impl fmt::Display for Gone {
@@ -296,16 +303,6 @@ impl fmt::Display for Gone {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.operation, self.kind)?;
-        if let Some(way_out) = self.way_out() {
-            write!(f, " ({way_out})")?;
-        }
-        Ok(())
-    }
-}
-
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -314,11 +311,14 @@ impl fmt::Display for ErrorKind {
             Self::TicketMalformed { what } => write!(f, "not a ticket: {what}"),
             Self::AddressMalformed { text, why } => write!(f, "`{text}` is not an address: {why}"),
             Self::PartCount { count, max } => write!(f, "{count} parts, allowed are 1 to {max}"),
-            Self::PartMalformed { part, what, have, need } => {
-                write!(f, "part {part}: {what}: has {have}, needs {need}")
+            Self::PartMalformed { part, name, what, have, need } => {
+                write!(f, "part {part} `{}`: {what}: has {have}, needs {need}", printable(name.as_bytes()))
             }
-            Self::ForeignBuffer { part } => write!(f, "part {part}: its buffer belongs to another endpoint's pool"),
-            Self::ZeroLength => write!(f, "zero bytes"),
+            Self::ForeignBuffer { part, name } => {
+                let name = printable(name.as_bytes());
+                write!(f, "part {part} `{name}`: its buffer belongs to another endpoint's pool")
+            }
+            Self::ZeroLength => write!(f, "a buffer of zero bytes"),
             Self::PoolTooSmall { need, pool } => write!(f, "{need} bytes needed, the whole pool has {pool}"),
             Self::PoolFull { need, free, largest } => {
                 write!(f, "{need} bytes needed, the pool has {free} free, the largest free run is {largest}")
@@ -333,16 +333,7 @@ impl fmt::Display for ErrorKind {
                 }
                 Ok(())
             }
-            Self::PeerUnreachable { address, errno, tried } => {
-                write!(f, "no connection to {address}")?;
-                if *errno != 0 {
-                    write!(f, ": {}", std::io::Error::from_raw_os_error(*errno))?;
-                }
-                if !tried.is_empty() {
-                    write!(f, "; {tried}")?;
-                }
-                Ok(())
-            }
+            Self::PeerUnreachable { address, errno, tried } => unreachable(f, address, *errno, tried),
             Self::PeerLost { why } => write!(f, "the peer is gone: {why}"),
             Self::WrongSecret => write!(f, "the peer has another secret"),
             Self::SecretRequired => write!(f, "the peer wants a secret and none is set here"),
@@ -375,11 +366,16 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &self.kind {
-            ErrorKind::Verbs(e) => Some(e),
-            _ => None,
-        }
+/// What could not be connected to and why, each said once although the attempts name them again.
+fn unreachable(f: &mut fmt::Formatter<'_>, address: &str, errno: i32, tried: &str) -> fmt::Result {
+    let system = if errno == 0 { String::new() } else { std::io::Error::from_raw_os_error(errno).to_string() };
+    let tried = tried.strip_prefix("connect ").unwrap_or(tried);
+    match (tried.contains(address), tried.contains(&system)) {
+        (true, true) => write!(f, "no connection to {tried}"),
+        (true, false) => write!(f, "no connection to {tried}: {system}"),
+        (false, true) if tried.is_empty() => write!(f, "no connection to {address}"),
+        (false, true) => write!(f, "no connection to {address}: {tried}"),
+        (false, false) if tried.is_empty() => write!(f, "no connection to {address}: {system}"),
+        (false, false) => write!(f, "no connection to {address}: {tried}: {system}"),
     }
 }
