@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says by panicking what went wrong
 
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -149,7 +150,9 @@ fn a_pipe_gets_a_table_and_no_progress_bar() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let table = text(&output.stdout);
     assert!(table.contains("GB/s") && table.contains("zero-copy") && table.contains("4 KiB"), "{table}");
-    assert!(table.contains("limit:") && table.contains("Machine:"), "{table}");
+    assert!(table.contains("limit, %") && table.contains("Machine:"), "{table}");
+    let wide = table.lines().find(|line| !line.starts_with("Machine:") && line.chars().count() > 80);
+    assert_eq!(wide, None, "80 columns");
     assert!(!table.contains('\u{1b}') && !table.contains('\r'), "no escapes in a pipe");
     assert_eq!(text(&output.stderr), "", "no progress bar in a pipe");
 }
@@ -198,7 +201,15 @@ fn wrong_use_and_what_is_not_here_end_with_code_2() {
         ("bench --path carrier-pigeon", "shm"),
         ("bench --surprise", "--help"),
         ("bench --path rdma", "libibverbs"),
+        ("bench --path rdma", "not in this build"),
         ("bench --mode gpu", "libcuda"),
+        ("bench --mode gpu", "not in this build"),
+        ("bench --count 0", "at least 1"),
+        ("bench --listen foo", "HOST:PORT"),
+        ("bench --connect 127.0.0.1", "HOST:PORT"),
+        ("bench --listen 127.0.0.1:0 --count 5", "--listen takes no other option"),
+        ("bench --connect 127.0.0.1:1 --spin", "--connect not --spin"),
+        ("benhc", "'bench'"),
         ("bench --mode view --path tcp", "one host"),
         ("bench --size 900GiB", "memory"),
         ("bench --json /nowhere/rows.json", "/nowhere"),
@@ -209,23 +220,46 @@ fn wrong_use_and_what_is_not_here_end_with_code_2() {
         assert_eq!(output.status.code(), Some(2), "{line}: {errors}");
         assert!(errors.contains(help), "{line}: {help} in {errors}");
         assert_eq!(text(&output.stdout), "", "{line}");
+        assert!(line == "bench-worker" || !errors.contains("worker"), "{line}: {errors}");
     }
 }
 
 #[test]
 fn an_unreachable_producer_is_a_failure() {
     // A port that was bound and is free again: nobody listens there.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let output = run(&format!("bench --connect 127.0.0.1:{port}"));
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("connecting to"), "{}", text(&output.stderr));
+    let errors = text(&output.stderr);
+    assert!(errors.contains(&format!("connecting to 127.0.0.1:{port}")), "{errors}");
+    assert!(errors.contains(&format!("is `towline bench --listen 127.0.0.1:{port}` running there?")), "{errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+}
+
+#[test]
+fn a_server_of_another_kind_is_told_from_a_bench() {
+    for answer in [Some("HTTP/1.0 400 Bad Request\r\n\r\n"), Some("x"), None] {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = server.accept().unwrap();
+            stream.write_all(answer.unwrap_or_default().as_bytes()).unwrap();
+            // Until the client leaves: it must do so by itself.
+            let _broken = stream.read_to_end(&mut vec![]);
+        });
+        let output = run(&format!("bench --connect {address}"));
+        serving.join().unwrap();
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(errors.contains("it does not answer as `towline bench --listen` does"), "{errors}");
+        assert!(errors.contains(&address.to_string()), "{errors}");
+    }
 }
 
 #[test]
 fn two_commands_meet_by_listen_and_connect() {
     let mut producer = Process::start("bench --listen 127.0.0.1:0");
-    let line = producer.line();
-    let address = line.strip_prefix("listening on ").and_then(|rest| rest.split(';').next()).expect(&line).to_string();
+    let address = producer.listening();
     let rows = rows(&format!("--connect {address} --path tcp --size 300KiB --count 9 --verify full"));
     assert_eq!(rows.len(), 4);
     for row in rows {
@@ -233,7 +267,67 @@ fn two_commands_meet_by_listen_and_connect() {
         assert!(row["rtt_us"].as_f64().unwrap() > 0.0);
         assert_eq!(row["limit_variant"].is_null(), row["mode"] == "serialized");
     }
+    assert!(producer.line().ends_with(": a bench begins"));
+    assert!(producer.line().ends_with(": the bench has ended"));
     assert_eq!(producer.end(), Some(0), "the listening side ends with the bench");
+}
+
+#[test]
+fn strangers_are_dropped_with_a_line_and_hold_up_nobody() {
+    let mut producer = Process::start("bench --listen 127.0.0.1:0");
+    let address = producer.listening();
+    let silent = TcpStream::connect(&address).unwrap();
+    let dripping = TcpStream::connect(&address).unwrap();
+    (&dripping).write_all(b"\x20\0").unwrap();
+    let other_build = br#"{"bench":"towline 0.0.1"}"#;
+    let other_build = [&(other_build.len() as u32).to_le_bytes()[..], other_build].concat();
+    let cases: [(&[u8], &str); 5] = [
+        (b"GET / HTTP/1.0\r\n\r\n", "it begins with \"GET \""),
+        (b"\xff\xff\xff\xff", "it is no `towline bench --connect`"),
+        (b"\x02\0\0\0{]", "it is no `towline bench --connect`"),
+        (b"", "closed the connection without a greeting"),
+        (&other_build, "the other end is of towline 0.0.1"),
+    ];
+    for (bytes, why) in cases {
+        let mut stranger = TcpStream::connect(&address).unwrap();
+        let own = stranger.local_addr().unwrap();
+        stranger.write_all(bytes).unwrap();
+        let _dropped_already = stranger.shutdown(Shutdown::Write);
+        let line = producer.line();
+        assert!(line.starts_with(&format!("{own}: dropped: ")), "{line}");
+        assert!(line.contains(why) && line.ends_with("still listening"), "{line}");
+        let mut answer = vec![];
+        let _reset = stranger.read_to_end(&mut answer);
+        assert_eq!(answer.is_empty(), !why.contains("0.0.1"), "who has another build is told: {answer:?}");
+    }
+    let rows = rows(&format!("--connect {address} --path tcp --mode zero-copy --size 4KiB --count 3"));
+    assert_eq!(rows.len(), 1, "the silent ones are still there and hold up nobody");
+    // More than five seconds may have passed under load: then the two were dropped before.
+    let lines: Vec<String> = std::iter::from_fn(|| Some(producer.line()).filter(|line| !line.is_empty())).collect();
+    assert!(lines.iter().filter(|line| line.contains("dropped")).count() <= 2, "{lines:?}");
+    assert!(lines.iter().any(|line| line.ends_with("a bench begins")), "{lines:?}");
+    assert_eq!(producer.end(), Some(0));
+    drop((silent, dripping));
+}
+
+#[test]
+fn the_silent_are_dropped_in_time_and_never_too_many() {
+    const MOST: usize = 64;
+    let mut producer = Process::start("bench --listen 127.0.0.1:0");
+    let address = producer.listening();
+    let strangers: Vec<_> = (0..=MOST).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let named = |index: usize| strangers[index].local_addr().unwrap().to_string();
+    let line = producer.line();
+    assert!(line.starts_with(&named(0)) && line.contains("too many connections"), "{line}");
+    for index in 1..=MOST {
+        let line = producer.line();
+        assert!(line.starts_with(&named(index)) && line.contains("no greeting for 5 s"), "{index}: {line}");
+    }
+    for mut stranger in strangers {
+        assert_eq!(stranger.read(&mut [0]).unwrap(), 0, "it is closed");
+    }
+    assert_eq!(rows(&format!("--connect {address} --mode zero-copy --size 4KiB --count 1")).len(), 1);
+    assert_eq!(producer.end(), Some(0));
 }
 
 #[test]
@@ -289,6 +383,14 @@ impl Process {
         let mut line = String::new();
         BufReader::with_capacity(1, self.0.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
         line.trim().to_string()
+    }
+
+    /// The address that a listening bench says it has; on loopback the hint names it too.
+    fn listening(&mut self) -> String {
+        let line = self.line();
+        let address = line.strip_prefix("listening on ").and_then(|rest| rest.split(';').next()).expect(&line);
+        assert!(line.ends_with(&format!("towline bench --connect {address}")), "{line}");
+        address.to_string()
     }
 
     fn end(&mut self) -> Option<i32> {

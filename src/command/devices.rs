@@ -42,8 +42,8 @@ pub(crate) fn missing(path: Path) -> Option<String> {
 /// Why device memory isn't available here.
 pub(crate) fn missing_gpu() -> String {
     match find_library("libcuda.so.1") {
-        Some(found) => format!("this build has no support for device memory yet ({found} is here)"),
-        None => "libcuda.so.1 not found, and this build has no support for device memory yet".into(),
+        Some(found) => format!("not in this build, which has no support for device memory yet ({found} is here)"),
+        None => "not in this build, which has no support for device memory yet (libcuda.so.1 is not here)".into(),
     }
 }
 
@@ -88,14 +88,14 @@ fn list(provider: &dyn Provider) -> Result<String, String> {
 fn rdma() -> Result<String, String> {
     let library = match find_library("libibverbs.so.1") {
         Some(found) => format!("{found} is here"),
-        None => "libibverbs.so.1 not found".into(),
+        None => "libibverbs.so.1 is not here".into(),
     };
     let devices = std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
     let devices = match devices {
         0 => "no device in /sys/class/infiniband".into(),
         n => format!("{n} devices in /sys/class/infiniband"),
     };
-    Err(format!("this build has no libibverbs provider yet ({library}; {devices})"))
+    Err(format!("not in this build, which has no libibverbs provider yet ({library}; {devices})"))
 }
 
 /// Where the dynamic loader would find `name`, as far as the usual folders go.

@@ -15,8 +15,15 @@ use std::time::Duration;
 
 /// Longest message. Stamps of a batch are the largest that there is.
 const LONGEST: usize = 4 << 20;
+/// Longest greeting, with its head.
+pub(crate) const LONGEST_GREETING: usize = 256;
 /// Bytes of a ping: one cache line.
 pub(crate) const PING: usize = 64;
+
+/// Length of the message that begins with these bytes, its head of 4 bytes included; `None` before the head is whole.
+pub(crate) fn message_len(begin: &[u8]) -> Option<usize> {
+    begin.first_chunk().map(|len| 4 + u32::from_le_bytes(*len) as usize)
+}
 
 /// A stream between two processes.
 #[derive(Debug)]
@@ -148,12 +155,14 @@ impl Channel {
         }
         let len = u32::from_le_bytes(len) as usize;
         if len > LONGEST {
-            return Err(Failure::failed(&self.peer, format!("not a message of a bench: {len} bytes long")));
+            return Err(Failure::failed(&self.peer, "what came is not a message of a bench"));
         }
         let mut text = vec![0; len];
         self.stream.read_exact(&mut text).map_err(|e| Failure::failed(&self.peer, self.lost(&e)))?;
         let message = serde_json::from_slice(&text);
-        message.map(Some).map_err(|e| Failure::failed(&self.peer, format!("not a message of a bench: {e}")))
+        message
+            .map(Some)
+            .map_err(|e| Failure::failed(&self.peer, format!("what came is not a message of a bench: {e}")))
     }
 
     /// Waits for the answer to a request.

@@ -11,6 +11,7 @@ mod fake;
 mod lanes;
 mod layout;
 mod limits;
+mod meeting;
 mod message;
 mod mover;
 mod plan;
@@ -25,6 +26,7 @@ mod stats;
 mod tests;
 mod transport;
 
+pub(crate) use process::WORKER;
 pub(crate) use transport::Transport;
 
 use super::args::{BenchArgs, Json, Size};
@@ -37,28 +39,11 @@ use producer::Surroundings;
 use progress::Progress;
 use report::Row;
 use runner::Runner;
-use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
-
-/// How long the other machine may take for its greeting.
-const GREETING: Duration = Duration::from_secs(30);
-
-/// The first message between two machines.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Hello {
-    bench: String,
-}
-
-impl Hello {
-    fn ours() -> Self {
-        Self { bench: format!("towline {}", env!("CARGO_PKG_VERSION")) }
-    }
-}
 
 /// Runs what the arguments ask for over the transport `M`.
 pub(crate) fn run<M: mover::Mover + 'static>(args: &BenchArgs) -> Result<(), Failure> {
@@ -71,7 +56,7 @@ pub(crate) fn run<M: mover::Mover + 'static>(args: &BenchArgs) -> Result<(), Fai
     let memories = (0..args.consumers).map(|_| sys::memfd(sys::PAGE)).collect::<Result<Vec<OwnedFd>, _>>();
     let memories = memories.map_err(|e| Failure::failed("memfd_create", e))?;
     let producer = match &args.connect {
-        Some(address) => connect(address)?,
+        Some(address) => meeting::connect(address)?,
         None => produce::<M>(&memories[0])?,
     };
     let mut workers = vec![];
@@ -129,38 +114,14 @@ fn produce<M: mover::Mover + 'static>(memory: &OwnedFd) -> Result<Channel, Failu
     Channel::new(Stream::Unix(ours), "the producer", None)
 }
 
-/// Connects to a bench that listens on another machine.
-fn connect(address: &str) -> Result<Channel, Failure> {
-    let stream = TcpStream::connect(address).and_then(Stream::tcp);
-    let stream = stream.map_err(|e| Failure::failed(format!("connecting to {address}"), e))?;
-    let mut channel = Channel::new(stream, address, Some(GREETING))?;
-    channel.send(&Hello::ours())?;
-    greeted(&channel.receive()?)?;
-    Ok(channel)
-}
-
 /// Produces for one bench that connects, and ends with it.
 fn listen<M: mover::Mover>(address: &str) -> Result<(), Failure> {
-    let failed = |e| Failure::failed(format!("listening on {address}"), e);
-    let listener = TcpListener::bind(address).map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    eprintln!("listening on {bound}; on the other machine: towline bench --connect <this machine>:{}", bound.port());
-    let (stream, peer) = listener.accept().map_err(failed)?;
-    let mut bind = stream.local_addr().map_err(failed)?;
+    let (channel, mut bind, peer) = meeting::accept(address)?;
     bind.set_port(0);
-    let mut channel = Channel::new(Stream::tcp(stream).map_err(failed)?, peer.to_string(), Some(GREETING))?;
-    greeted(&channel.receive()?)?;
-    channel.send(&Hello::ours())?;
-    channel.set_limit(None)?;
-    producer::serve::<M>(channel, Surroundings { bind, shared: None })
-}
-
-fn greeted(hello: &Hello) -> Result<(), Failure> {
-    if *hello == Hello::ours() {
-        return Ok(());
-    }
-    let (theirs, ours) = (&hello.bench, Hello::ours().bench);
-    Err(Failure::Refused(format!("the other machine runs {theirs}, this one {ours}; both must be the same")))
+    eprintln!("{peer}: a bench begins");
+    producer::serve::<M>(channel, Surroundings { bind, shared: None })?;
+    eprintln!("{peer}: the bench has ended");
+    Ok(())
 }
 
 /// Refuses what doesn't fit into memory, before anything is begun.

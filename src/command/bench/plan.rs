@@ -52,11 +52,11 @@ pub(crate) fn rows(args: &BenchArgs) -> Result<Vec<RowPlan>, Failure> {
     };
     for path in &paths {
         if let Some(reason) = devices::missing(*path) {
-            return Err(Failure::Refused(format!("--path {path} isn't available here: {reason}")));
+            return Err(Failure::Refused(format!("--path {path} is not available: {reason}")));
         }
     }
     if args.mode.contains(&Mode::Gpu) {
-        return Err(Failure::Refused(format!("--mode gpu isn't available here: {}", devices::missing_gpu())));
+        return Err(Failure::Refused(format!("--mode gpu is not available: {}", devices::missing_gpu())));
     }
     let viewable = |path: Path| path == Path::Shm || (path == Path::Auto && !remote);
     if args.mode.contains(&Mode::View) && !paths.iter().any(|&path| viewable(path)) {

@@ -9,6 +9,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
+/// The word that makes this program a worker.
+pub(crate) const WORKER: &str = "bench-worker";
+
 /// A running worker; killed and reaped when dropped.
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -21,7 +24,7 @@ impl Worker {
         let failed = |e: io::Error| Failure::failed(format!("starting {name}"), e);
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.arg("bench-worker");
+        command.arg(WORKER);
         command.stdin(OwnedFd::from(theirs)).stdout(memory.try_clone().map_err(failed)?).stderr(Stdio::inherit());
         let child = command.spawn().map_err(failed)?;
         Ok((Self { child }, Channel::new(Stream::Unix(ours), name, None)?))
@@ -47,7 +50,7 @@ impl Drop for Worker {
 /// # Errors
 /// [`Failure::Refused`] when this process wasn't started by [`Worker::start`].
 pub(crate) fn inherited() -> Result<(Channel, OwnedFd), Failure> {
-    let refused = |e: io::Error| Failure::Refused(format!("bench-worker is started by `towline bench` only: {e}"));
+    let refused = |e: io::Error| Failure::Refused(format!("{WORKER} is started by `towline bench` only: {e}"));
     sys::die_with_parent().map_err(|e| Failure::failed("prctl(PR_SET_PDEATHSIG)", e))?;
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(refused)?);
     socket.peer_addr().map_err(refused)?;
