@@ -17,11 +17,14 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 use towline_verbs::memory::HugePages;
-use towline_verbs::tcp::{TcpConfig, TcpProvider};
+use towline_verbs::tcp::{TcpConfig, TcpProvider, prepare_listener};
 use towline_verbs::{
     Access, CompletionQueue, CompletionStatus, Device, LocalSlice, Memory, MemoryRegion, Opcode, Progress, Provider,
     QueuePair, QueuePairCapacity, QueuePairState, RemoteSlice, Token, WorkRequest,
 };
+
+/// Streams of the provider's connection.
+const STREAMS: u8 = 3;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
@@ -43,7 +46,8 @@ struct End {
 
 impl End {
     fn new(bytes: u64, advertised: Vec<std::net::SocketAddr>) -> Self {
-        let config = TcpConfig::new(advertised, Arc::new(|token: Token| token.0.to_vec()));
+        let mut config = TcpConfig::new(advertised, Arc::new(|token: Token| token.0.to_vec()));
+        config.streams = STREAMS;
         let device = TcpProvider::new(config).unwrap().open("tcp0").unwrap();
         let domain = device.alloc_pd().unwrap();
         let queue = device.create_cq(1024).unwrap();
@@ -68,6 +72,7 @@ impl End {
 
 fn owner(bytes: u64, port: u16) {
     let reader_side = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    prepare_listener(&reader_side);
     let end = End::new(bytes, vec![reader_side.local_addr().unwrap()]);
     let whole = vec![7u8; 1 << 20];
     for at in (0..bytes).step_by(1 << 20) {
@@ -93,7 +98,7 @@ fn owner(bytes: u64, port: u16) {
         match words[0] {
             "connect" => {
                 end.pair.connect(&unhex(words[1]), false).unwrap();
-                for _ in 0..2 {
+                for _ in 0..STREAMS {
                     let (mut stream, _) = reader_side.accept().unwrap();
                     let mut token = [0; 16];
                     stream.read_exact(&mut token).unwrap();
@@ -116,6 +121,7 @@ fn owner(bytes: u64, port: u16) {
                 });
             }
             "cpu" => println!("{}", cpu()),
+            "chosen" => println!("{:?}", end.pair),
             other => panic!("{other}"),
         }
     }
@@ -201,6 +207,13 @@ fn reader(bytes: u64, rounds: usize, chunk: u64, in_flight: u64) {
         .spawn()
         .unwrap();
     let mut owner = Owner { input: child.stdin.take().unwrap(), output: BufReader::new(child.stdout.take().unwrap()) };
+    std::thread::spawn(move || {
+        let status = child.wait().unwrap();
+        if !status.success() {
+            eprintln!("the owner ended: {status}");
+            std::process::exit(1);
+        }
+    });
     let told = owner.answer();
     let (address, key) = told.split_once(' ').unwrap();
     let end = End::new(bytes, vec![]);
@@ -276,14 +289,14 @@ fn reader(bytes: u64, rounds: usize, chunk: u64, in_flight: u64) {
     }
     let (rate, cpu) = (gb / median(&ours.seconds), median(&ours.cpu) / gb);
     println!("{:<20} {rate:>8.2} {cpu:>10.3}", "provider");
+    owner.tell("chosen");
+    println!("{}", owner.answer());
     println!(
         "ratio to the best: speed {:.2}, cpu {:.2} (to the least of all {:.2})",
         rate / best.0,
         cpu / best.1,
         cpu / least
     );
-    drop(owner);
-    child.wait().unwrap();
 }
 
 /// Reads everything in chunks.

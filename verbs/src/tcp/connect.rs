@@ -6,7 +6,7 @@
 use super::queue_pair::Core;
 use super::stream::{Socket, Stream};
 use super::wire::{Address, Hello, Refused};
-use super::{lock, sys};
+use super::{congestion, lock, sys};
 use crate::{Cause, Error, QueuePairState, Result};
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -244,9 +244,12 @@ impl Core {
         }
         state.phase = QueuePairState::ReadyToSend;
         drop(state);
+        self.start_choosing();
+        self.device.wake.notify(); // another thread may be waiting for just that
         for stream in self.streams() {
             self.transmit(stream, &mut { super::queue_pair::POST_BUDGET });
         }
+        self.send_what_is_left(&mut { super::queue_pair::POST_BUDGET });
     }
 
     /// Gives up addresses, and the whole attempt, when their time is over.
@@ -281,8 +284,7 @@ impl Core {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         let fd = socket.as_fd();
-        // On loopback 1.4 to 1.75 times as fast as BBR; everybody may choose it, and if not, the system's choice stands.
-        let _refused = sys::set_congestion_control(fd, "reno");
+        congestion::start_unpaced(fd);
         // A peer that does not take what is sent for so long is gone, also when its machine is; so is one that is silent
         // and does not answer three probes.
         let patience = i32::try_from(config.peer_timeout.as_millis()).unwrap_or(i32::MAX);

@@ -1,5 +1,6 @@
 //! The opened device: what all its queue pairs share, and the engine that `progress` is.
 
+use super::chooser::Setting;
 use super::completion_queue::Queue;
 use super::keys::KeyTable;
 use super::memory_region::Domain;
@@ -10,6 +11,7 @@ use crate::backend::{CqBackend, DeviceBackend, PdBackend};
 use crate::{Cause, Completion, DeviceInfo, Error, MemoryKind, Progress, Result, Token};
 use core::any::Any;
 use core::fmt;
+use core::net::IpAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::TcpStream;
@@ -19,6 +21,9 @@ use std::time::Instant;
 
 /// Most bytes that one call of `progress` moves: one to two milliseconds at the speed of loopback.
 const BUDGET: usize = 4 << 20;
+
+/// Most peers whose fastest setting is remembered; when there are more, all are forgotten and found out anew.
+const MAX_KNOWN: usize = 256;
 
 /// Keys of the epoll that are no stream's.
 const WAKE: u64 = u64::MAX;
@@ -46,6 +51,8 @@ pub(super) struct Shared {
     /// Streams that can go on though their sockets have nothing to say.
     ready: Mutex<VecDeque<u64>>,
     deadlines: Mutex<BinaryHeap<Deadline>>,
+    /// What connections to each address have found to be fastest.
+    known: Mutex<HashMap<IpAddr, Setting>>,
 }
 
 #[derive(Debug, Default)]
@@ -101,6 +108,7 @@ impl Shared {
             waiting: Mutex::default(),
             ready: Mutex::default(),
             deadlines: Mutex::default(),
+            known: Mutex::default(),
         })
     }
 
@@ -166,6 +174,20 @@ impl Shared {
             // It fails for a bad descriptor or time only, and these are neither.
             let _set = self.timer.set(when.saturating_duration_since(Instant::now()));
         }
+    }
+
+    /// What connections to `peer` have found to be fastest, if anything.
+    pub(super) fn known(&self, peer: IpAddr) -> Option<Setting> {
+        lock(&self.known).get(&peer).copied()
+    }
+
+    /// Remembers it for the next.
+    pub(super) fn learn(&self, peer: IpAddr, best: Setting) {
+        let mut known = lock(&self.known);
+        if known.len() >= MAX_KNOWN {
+            known.clear();
+        }
+        known.insert(peer, best);
     }
 
     fn on_timer(&self) {

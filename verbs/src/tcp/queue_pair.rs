@@ -4,6 +4,7 @@ use super::completion_queue::{Account, Queue};
 use super::connect::{Arrivals, Link};
 use super::device::Shared;
 use super::memory_region::Region;
+use super::pace::Pace;
 use super::state::{Body, Failed, Local, Posted, Receive, State};
 use super::stream::Stream;
 use super::{MAX_MESSAGE, MAX_SGE, lock, sys};
@@ -49,6 +50,7 @@ pub(super) struct Core {
     pub(super) arrivals: Arrivals,
     streams: OnceLock<Box<[Stream]>>,
     state: Mutex<State>,
+    pub(super) pace: Pace,
 }
 
 /// Who is inside a queue pair: in a socket call, in its memory. After it is closed nobody comes in, and the last one out
@@ -115,6 +117,7 @@ impl Core {
             arrivals: Arrivals::default(),
             streams: OnceLock::new(),
             state: Mutex::new(State::new()),
+            pace: Pace::new(),
         })
     }
 
@@ -173,16 +176,6 @@ impl Core {
 
     pub(super) fn is_ready(&self) -> bool {
         self.state().phase == QueuePairState::ReadyToSend
-    }
-
-    /// Whether `stream` is one that new messages go over.
-    pub(super) fn carries(&self, stream: &Stream) -> bool {
-        core::ptr::eq(stream, &raw const self.streams()[0])
-    }
-
-    /// Most bytes of data to give to the socket in one call.
-    pub(super) fn write_size(&self) -> usize {
-        1 << 20
     }
 
     /// What to send next.
@@ -246,9 +239,16 @@ impl Core {
 
     /// Sends on every stream that is not full.
     pub(super) fn send_what_is_left(&self, budget: &mut usize) {
-        for stream in self.streams() {
-            if self.carries(stream) && !stream.wants_out.load(Ordering::SeqCst) {
-                self.transmit(stream, budget);
+        loop {
+            let carriers = self.carriers();
+            for (at, stream) in self.streams().iter().enumerate() {
+                if carriers & 1 << at != 0 && !stream.wants_out.load(Ordering::SeqCst) {
+                    self.transmit(stream, budget);
+                }
+            }
+            // What has been sent may have led to another choice; a stream that carries from now on is not forgotten.
+            if self.carriers() == carriers {
+                return;
             }
         }
     }
@@ -295,6 +295,7 @@ impl Core {
             state.failure = Some(state.refused.take().unwrap_or(error));
         }
         drop(state);
+        self.device.wake.notify(); // another thread may be waiting for just that
         self.shut();
     }
 
@@ -429,6 +430,8 @@ impl fmt::Debug for Core {
             .field("state", &phase)
             .field("failure", &failure)
             .field("streams", &self.streams().len())
+            .field("sending", &self.setting().map(|(setting, _)| setting))
+            .field("settled", &self.setting().is_some_and(|(_, settled)| settled))
             .finish_non_exhaustive()
     }
 }

@@ -1,9 +1,10 @@
 //! One stream of a queue pair: its socket, who works on it, and what it waits for.
 
-use super::lock;
+use super::congestion::{self, Control};
 use super::receive::Receiver;
 use super::sys::Epoll;
 use super::transmit::Transmitter;
+use super::{lock, sys};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
@@ -30,6 +31,7 @@ pub(super) struct Stream {
     pub(super) called: AtomicU8,
     /// What the epoll reports, once; `None` after it has.
     armed: Mutex<Option<i32>>,
+    control: Mutex<Control>,
 }
 
 /// The socket of a stream; a dial that failed is followed by another to the next address.
@@ -52,6 +54,7 @@ impl Stream {
             stalled: AtomicBool::new(false),
             called: AtomicU8::new(0),
             armed: Mutex::new(None),
+            control: Mutex::new(congestion::first()),
         }
     }
 
@@ -77,6 +80,16 @@ impl Stream {
         let added = epoll.add(tcp.as_fd(), self.key, interest | ALWAYS);
         drop(before);
         added
+    }
+
+    /// Gives it a congestion control, if it doesn't have it.
+    pub(super) fn set_control(&self, control: Control) {
+        let mut current = lock(&self.control);
+        if let (true, Some(socket)) = (*current != control, self.socket()) {
+            // It was asked before whether the system allows it; if not now, the stream stays as it is.
+            let _refused = sys::set_congestion_control(socket.tcp.as_fd(), control.name());
+            *current = control;
+        }
     }
 
     /// Closes it, once nobody is using it any more.

@@ -83,12 +83,6 @@ pub(super) fn set_congestion_control(socket: BorrowedFd<'_>, name: &str) -> io::
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_CONGESTION, at, len) }).map(drop)
 }
 
-/// The name of the congestion control that a new socket has.
-pub(super) fn default_congestion_control() -> String {
-    let name = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
-    name.map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
-}
-
 /// Pieces of memory to send from or to receive into, in order. It borrows the memory it names, so that the memory
 /// outlives the call.
 #[derive(Debug)]

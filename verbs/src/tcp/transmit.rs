@@ -122,6 +122,7 @@ impl Core {
                 transmitter.body = self.pull(&mut transmitter.headers);
             }
             if transmitter.body.is_none() && transmitter.headers.is_empty() {
+                self.rests();
                 return false;
             }
             if *budget == 0 {
@@ -136,11 +137,15 @@ impl Core {
                 body.source = Source::Revoked;
                 source = Source::Revoked;
             }
+            let is_data = transmitter.body.is_some();
             let result = transmitter.send(&socket, self.write_size(), &source);
             drop(inside);
             match result {
                 Ok((taken, all)) => {
                     *budget = budget.saturating_sub(taken);
+                    if is_data {
+                        self.sent(taken);
+                    }
                     if !all {
                         return true;
                     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use towline_verbs::memory::HugePages;
-use towline_verbs::tcp::{TcpConfig, TcpProvider};
+use towline_verbs::tcp::{TcpConfig, TcpProvider, prepare_listener};
 use towline_verbs::{
     Access, Completion, CompletionQueue, Device, LocalSlice, Memory, MemoryRegion, Opcode, Progress, ProtectionDomain,
     Provider, QueuePair, QueuePairCapacity, QueuePairState, ReceiveRequest, RemoteSlice, Token, WorkRequest,
@@ -38,6 +38,7 @@ impl Endpoint {
 
     pub(crate) fn with(bind: &str, configure: impl FnOnce(&mut TcpConfig)) -> Self {
         let listener = TcpListener::bind((bind, 0)).unwrap();
+        prepare_listener(&listener);
         let address = listener.local_addr().unwrap();
         let mut config = TcpConfig::new(vec![address], Arc::new(preface));
         configure(&mut config);
