@@ -13,7 +13,7 @@ use towline_control::address::{Address, UnixName};
 use towline_control::preface::{Preface, Purpose};
 use towline_control::socket::{self, Listener, SocketError, SocketName};
 use towline_verbs::shm::{ShmConfig, ShmProvider};
-use towline_verbs::tcp::{TcpConfig, TcpProvider};
+use towline_verbs::tcp::{TcpConfig, TcpProvider, prepare_listener};
 use towline_verbs::{Device, Memory, Provider};
 
 const BUILD: &str = "build";
@@ -268,7 +268,9 @@ impl Builder {
                 }
                 // An endpoint can be started again on the port it had (SO_REUSEADDR).
                 let listener = Listener::bind(&SocketName::Tcp(address));
-                listeners.push(listener.map_err(|error| socket_error(error).about(format!("`bind` to {address}")))?);
+                let listener = listener.map_err(|error| socket_error(error).about(format!("`bind` to {address}")))?;
+                prepare_listener(&listener); // it accepts data connections too
+                listeners.push(listener);
             }
         }
         Ok(listeners)
