@@ -605,3 +605,197 @@ fn completion(
     let (id, opcode) = (request.id, request.opcode);
     Completion { id, status, opcode, bytes, immediate: None, queue_pair, vendor_error }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::HugePages;
+    use crate::{Access, Memory};
+    use proptest::prelude::*;
+
+    const NOWHERE: RemoteSlice = RemoteSlice { address: 0, len: 0, rkey: 0 };
+
+    fn queue(capacity: u32) -> (Queue, Arc<Account>) {
+        let queue = Queue::new(capacity, Arc::new(super::super::sys::EventFd::new().unwrap()));
+        let account = queue.reserve(capacity).unwrap();
+        (queue, account)
+    }
+
+    /// A request of `len` bytes whose memory nobody looks at.
+    fn request(id: u64, opcode: Opcode, len: u64) -> Posted {
+        Posted::new(id, opcode, Arc::new(Local::new(Vec::new(), len)), NOWHERE)
+    }
+
+    fn exposure() -> Arc<Exposure> {
+        let memory = Memory::shared(4096, HugePages::Off).unwrap();
+        Arc::new(Exposure::new(memory, (0, 4096), Access::REMOTE_READ, 1, None))
+    }
+
+    /// The next headers that go out, and whether data follows the last.
+    fn pulled(state: &mut State) -> (Vec<Header>, Option<Body>) {
+        let mut bytes = Vec::new();
+        let body = state.pull(&mut bytes);
+        let headers = bytes.chunks_exact(HEADER).map(|one| Header::decode(one.first_chunk().unwrap()).unwrap());
+        (headers.collect(), body)
+    }
+
+    /// Everything that would go out now.
+    fn all(state: &mut State) -> Vec<Header> {
+        let mut out = Vec::new();
+        loop {
+            let (headers, _) = pulled(state);
+            if headers.is_empty() {
+                return out;
+            }
+            out.extend(headers);
+        }
+    }
+
+    #[test]
+    fn data_is_cut_into_segments_that_cover_it_exactly() {
+        for len in [0, 1, SEGMENT, SEGMENT + 1, 5 * SEGMENT - 1] {
+            let mut state = State::new();
+            state.post(request(1, Opcode::Write, len));
+            let mut at = 0;
+            for header in all(&mut state) {
+                assert_eq!((header.op, header.address), (Op::Write, at));
+                assert!(header.len <= SEGMENT);
+                at += header.len;
+            }
+            assert_eq!(at, len);
+        }
+    }
+
+    #[test]
+    fn reads_and_sequence_numbers_beyond_the_window_wait() {
+        let mut state = State::new();
+        for id in 0..MAX_READS as u64 + 10 {
+            state.post(request(id, Opcode::Read, 1));
+        }
+        assert_eq!(all(&mut state).len(), MAX_READS);
+        state.data_begins(0, 0, 1).unwrap();
+        state.data_ends(0, 1, CompletionStatus::Success).unwrap();
+        assert_eq!(all(&mut state).len(), 1);
+
+        let mut state = State::new();
+        for id in 0..u64::from(WINDOW) + 10 {
+            state.post(request(id, Opcode::Write, 1));
+        }
+        assert_eq!(all(&mut state).len(), WINDOW as usize);
+        // An acknowledgement out of order frees nothing until the oldest is there.
+        state.acknowledged(1, CompletionStatus::Success).unwrap();
+        assert_eq!(all(&mut state).len(), 0);
+        state.acknowledged(0, CompletionStatus::Success).unwrap();
+        assert_eq!(all(&mut state).len(), 2);
+        assert!(state.acknowledged(0, CompletionStatus::Success).is_err(), "twice");
+    }
+
+    #[test]
+    fn completions_come_in_the_order_posted_whatever_the_order_of_answers() {
+        let mut state = State::new();
+        let (queue, account) = queue(8);
+        for id in 0..4 {
+            state.post(request(id, Opcode::Read, 10));
+        }
+        all(&mut state);
+        let seen = |state: &mut State| {
+            state.retire((&queue, &account), 1);
+            let mut out = Vec::new();
+            crate::backend::CqBackend::poll(&queue, &mut out, 8);
+            out.iter().map(|done| done.id).collect::<Vec<_>>()
+        };
+        for (id, complete) in [(2, vec![]), (0, vec![0]), (3, vec![]), (1, vec![1, 2, 3])] {
+            state.data_begins(id, 0, 10).unwrap();
+            state.data_ends(id, 10, CompletionStatus::Success).unwrap();
+            assert_eq!(seen(&mut state), complete);
+        }
+    }
+
+    #[test]
+    fn a_failed_request_completes_with_the_flush_only() {
+        let mut state = State::new();
+        let (queue, account) = queue(8);
+        for id in 0..3 {
+            state.post(request(id, Opcode::Read, 10));
+        }
+        all(&mut state);
+        assert_eq!(state.refusal(1, CompletionStatus::RemoteAccess), Ok(Failed(CompletionStatus::RemoteAccess)));
+        state.data_begins(0, 0, 10).unwrap();
+        state.data_ends(0, 10, CompletionStatus::Success).unwrap();
+        state.retire((&queue, &account), 1);
+        state.lost = Some(libc::ECONNRESET);
+        state.flush((&queue, &account), (&queue, &account), 1);
+        let mut out = Vec::new();
+        crate::backend::CqBackend::poll(&queue, &mut out, 8);
+        let seen: Vec<_> = out.iter().map(|done| (done.id, done.status)).collect();
+        let wanted = [
+            (0, CompletionStatus::Success),
+            (1, CompletionStatus::RemoteAccess),
+            (2, CompletionStatus::TransportRetryExceeded),
+        ];
+        assert_eq!(seen, wanted);
+    }
+
+    #[test]
+    fn acknowledgements_go_first_and_reads_of_both_ends_take_turns() {
+        let mut state = State::new();
+        state.respond(7, exposure(), 0, 4096).unwrap();
+        for id in 0..2 {
+            state.post(request(id, Opcode::Write, 1));
+        }
+        state.deliver(0).unwrap();
+        let ops: Vec<_> = all(&mut state).iter().map(|header| header.op).collect();
+        assert_eq!(ops[0], Op::Ack);
+        assert_eq!(ops.len(), 4);
+        assert_ne!(ops[1..], [Op::Write, Op::Write, Op::ReadData], "the answer is not last in the queue");
+    }
+
+    #[test]
+    fn a_response_under_a_revoked_key_is_a_refusal() {
+        let mut state = State::new();
+        let exposure = exposure();
+        state.respond(7, exposure.clone(), 0, 4096).unwrap();
+        assert!(exposure.revoke());
+        let headers = all(&mut state);
+        assert_eq!((headers[0].op, headers[0].id, headers.len()), (Op::Refusal, 7, 1));
+        assert!(state.refused.is_some());
+    }
+
+    #[test]
+    fn what_a_peer_can_make_us_remember_is_bounded() {
+        let mut state = State::new();
+        let exposure = exposure();
+        let accepted = (0..1000).take_while(|id| state.respond(*id, exposure.clone(), 0, 1).is_ok()).count();
+        assert_eq!(accepted, MAX_READS);
+        let accepted = (0..1000).take_while(|seq| state.deliver(*seq).is_ok()).count();
+        assert!(accepted <= WINDOW as usize + 1, "{accepted}");
+    }
+
+    proptest! {
+        /// Against the plain model: a set of what has been delivered.
+        #[test]
+        fn delivery_is_tracked_over_any_order_and_over_the_wrap(
+            start in prop_oneof![Just(0u32), Just(u32::MAX - 20), any::<u32>()],
+            steps in proptest::collection::vec(0u32..200, 1..300),
+        ) {
+            let mut delivered = Delivered { base: start, marks: 0 };
+            let mut model = std::collections::BTreeSet::new();
+            let mut low = 0u32;
+            for ahead in steps {
+                let (number, seq) = (low + ahead, start.wrapping_add(low + ahead));
+                let fits = ahead < WINDOW && !model.contains(&number);
+                prop_assert_eq!(delivered.mark(seq).is_ok(), fits);
+                if fits {
+                    model.insert(number);
+                }
+                while model.contains(&low) {
+                    low += 1;
+                }
+                prop_assert_eq!(delivered.base, start.wrapping_add(low));
+                prop_assert_eq!(delivered.due(start.wrapping_add(low)), Ok(Due::Now));
+                prop_assert_eq!(delivered.passed(start.wrapping_add(low)), Ok(Due::Now));
+                prop_assert_eq!(delivered.passed(start.wrapping_add(low + 1)), Ok(Due::Later));
+            }
+        }
+    }
+}

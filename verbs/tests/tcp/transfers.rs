@@ -269,3 +269,51 @@ fn an_armed_queue_wakes_who_waits_for_the_device() {
     p.a.device.progress();
     assert!(!wait(&[&p.a.device], Duration::ZERO), "progress has dealt with it");
 }
+
+/// What the first hundreds of megabytes are used for: the data sender tries its choices and then stays with one, and
+/// every byte arrives while it changes between streams.
+#[test]
+fn a_connection_finds_out_how_to_send_and_the_next_one_knows() {
+    const LEN: u64 = 64 << 20;
+    let endpoints = [Endpoint::new("127.0.0.1"), Endpoint::new("127.0.0.1")];
+    let (a, b) = (endpoints[0].end(), endpoints[1].end());
+    connect(&a, &b);
+    let (from, to) = (b.memory(LEN), a.memory(LEN));
+    let settled = |end: &End| format!("{:?}", end.qp).contains("settled: true");
+    assert!(!settled(&b));
+    for round in 0..200 {
+        fill(&from, round);
+        a.post(round, Opcode::Read, vec![slice(&to, 0, LEN)], Some(from.remote(0, LEN).unwrap()));
+        success(&completion(&a, &b), round, Opcode::Read, LEN);
+        check(&to, 0, 0, LEN, round);
+        if settled(&b) {
+            break;
+        }
+    }
+    assert!(settled(&b), "{:?}", b.qp);
+    assert!(!settled(&a), "it has sent nothing");
+    let (c, d) = (endpoints[0].end(), endpoints[1].end());
+    connect(&c, &d);
+    assert!(settled(&d), "the same device knows the peer's address");
+}
+
+/// `cargo test --release -p towline-verbs --test tcp -- --ignored --nocapture binding`
+#[test]
+#[ignore = "prints a time; for a quiet machine"]
+fn binding_a_window_takes_how_long() {
+    let p = pair();
+    let region = p.b.memory(1 << 20);
+    let mut rounds: Vec<_> = (0..21)
+        .map(|_| {
+            let start = std::time::Instant::now();
+            for at in 0..10_000 {
+                let window = region.bind(&p.b.qp, at, 100).unwrap();
+                assert!(window.invalidate());
+            }
+            start.elapsed() / 10_000
+        })
+        .collect();
+    rounds.sort();
+    println!("bind, invalidate and drop: {:?} in the median, {:?} at best", rounds[10], rounds[0]);
+    assert!(rounds[10] < Duration::from_micros(10));
+}
