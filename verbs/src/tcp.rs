@@ -175,7 +175,7 @@ impl Provider for TcpProvider {
         capabilities.max_sge = MAX_SGE;
         capabilities.scoped_keys = true;
         capabilities.reads_by_cpu = true;
-        let choices = congestion::choices(self.config.streams).controls;
+        let choices = congestion::choices(self.config.streams, false).controls;
         let names: Vec<_> = choices.iter().map(|control| control.name()).collect();
         let description = format!("TCP; congestion control the fastest of {}", names.join(", "));
         Ok(vec![DeviceInfo::new(NAME, ProviderKind::Tcp, capabilities, description)])

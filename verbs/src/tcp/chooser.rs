@@ -4,32 +4,40 @@
 //! is 1.5 times as fast as BBR over loopback; over a path that loses packets it is the other way round), so the end that
 //! sends data tries. This is the state machine that decides; time is passed in, and it touches no socket.
 //!
-//! One question after the other is answered by the faster of its candidates: the control, with one stream; then the
-//! number of streams; then the size of writes. A candidate is measured in samples, in turn with the others and then in
-//! the opposite order, so that a slow drift of the machine's speed is nobody's gain. With three controls all this takes
-//! 14 samples: 140 MiB. After [`RECHECK`] bytes one of the questions is put again, and a change has to promise more.
+//! One question after the other is put: which control; then how many streams; then how large writes. The setting in
+//! force stays unless another was faster in *every* round, and clearly faster on the whole: speeds of samples differ by
+//! a tenth or two for no reason, and what is nearly as fast may as well be left alone, while the wrong control costs a
+//! third. Candidates are measured in turn, and in the opposite order in the next round, so that a slow drift of the
+//! machine's speed is nobody's gain. With three controls all this takes about 25 samples: 800 MiB. After [`RECHECK`]
+//! bytes one of the questions is put again, and a change has to promise more.
 
 use super::congestion::Control;
 use core::time::Duration;
 
-/// Bytes that count, of a sample.
-const MEASURED: u64 = 6 << 20;
-/// Bytes before those, after a change: what is in the socket's buffers is the work of the candidate before.
-const SETTLING: u64 = 4 << 20;
+/// Bytes that count, of a sample: some milliseconds on the fastest path there is.
+const MEASURED: u64 = 16 << 20;
+/// Bytes before those, after a change: what is in the sockets' buffers is the work of the candidate before, and a
+/// requester asks for 16 MiB ahead.
+const SETTLING: u64 = 16 << 20;
 /// Bytes before those, after a rest: the first bytes are fast, as the buffers are empty.
 const STARTING: u64 = 16 << 20;
 /// A rest at most as long as this, or as the sample so far, belongs to the sample: requests come one after the other.
 const REST: Duration = Duration::from_millis(1);
 /// Samples of each candidate.
-const ROUNDS: usize = 2;
-/// How much faster another candidate than the current one has to be.
-const MARGIN: f64 = 1.03;
+const ROUNDS: usize = 3;
+/// How much faster another candidate than the current one has to be in each round.
+const EACH: f64 = 1.05;
+/// And on the whole.
+const MARGIN: f64 = 1.15;
 /// The same when everything has been settled before.
-const RECHECK_MARGIN: f64 = 1.1;
+const RECHECK_MARGIN: f64 = 1.25;
 /// Bytes after which a question is put again.
-const RECHECK: u64 = 16 << 30;
+const RECHECK: u64 = 32 << 30;
 /// Sizes of writes, the first to begin with.
 const WRITES: [usize; 2] = [1 << 20, 256 << 10];
+/// Streams to begin with, where there are so many. Over loopback, operations of 190 MiB in turn, medians: one stream 33.7
+/// ms, two 30.3, three 32.2.
+const STREAMS: u8 = 2;
 
 /// How data is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,8 +92,8 @@ struct Trial {
     question: Question,
     /// The first is the current setting.
     candidates: Vec<Setting>,
-    /// Sum over the samples of bytes a second.
-    rates: Vec<f64>,
+    /// Bytes a second, by candidate and round.
+    rates: Vec<[f64; ROUNDS]>,
     /// Which sample this is, of all candidates together.
     sample: usize,
     /// Bytes that do not count yet.
@@ -98,7 +106,8 @@ impl Chooser {
     /// Begins with the first of all choices, or as `known` to have been best before.
     pub(super) fn new(choices: Choices, known: Option<Setting>) -> Self {
         let first = choices.controls.first().copied().unwrap_or(Control::System);
-        let begin = Setting { control: first, streams: 1, write: WRITES[0] };
+        let streams = (choices.streams)(first, choices.all).clamp(1, STREAMS);
+        let begin = Setting { control: first, streams, write: WRITES[0] };
         let fits = |known: &Setting| {
             choices.controls.contains(&known.control)
                 && known.streams <= (choices.streams)(known.control, choices.all)
@@ -161,7 +170,7 @@ impl Chooser {
             let question = self.next_question;
             let candidates = self.candidates(question);
             if candidates.len() > 1 {
-                let rates = vec![0.0; candidates.len()];
+                let rates = vec![[0.0; ROUNDS]; candidates.len()];
                 let trial = Trial { question, candidates, rates, sample: 0, skip: STARTING, began: None, bytes: 0 };
                 self.stage = Stage::Measuring(trial);
                 return;
@@ -191,13 +200,7 @@ impl Chooser {
     fn answer(&mut self) {
         let Stage::Measuring(trial) = &self.stage else { return };
         let margin = if self.settled_before { RECHECK_MARGIN } else { MARGIN };
-        let mut best = 0;
-        for (at, rate) in trial.rates.iter().enumerate().skip(1) {
-            let needed = if best == 0 { trial.rates[0] * margin } else { trial.rates[best] };
-            if *rate > needed {
-                best = at;
-            }
-        }
+        let best = trial.fastest(margin);
         self.best = trial.candidates[best];
         let question = trial.question;
         if self.turn_to_next(question) {
@@ -226,7 +229,20 @@ impl Chooser {
 }
 
 impl Trial {
-    /// Which candidate the sample is of: 0, 1, 2 and then 2, 1, 0.
+    /// The candidate that the trial speaks for.
+    fn fastest(&self, margin: f64) -> usize {
+        let current = self.rates[0];
+        let gains = |rates: &[f64; ROUNDS]| -> Option<f64> {
+            let each = rates.iter().zip(current).map(|(rate, current)| rate / current);
+            let whole = rates.iter().sum::<f64>() / current.iter().sum::<f64>();
+            (each.fold(f64::INFINITY, f64::min) >= EACH && whole >= margin).then_some(whole)
+        };
+        let gains = self.rates.iter().enumerate().filter_map(|(at, rates)| Some((at, gains(rates)?)));
+        // Of equals the first.
+        gains.rev().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(at, _)| at)
+    }
+
+    /// Which candidate the sample is of: 0, 1, 2 and then 2, 1, 0, and again.
     fn candidate(&self) -> usize {
         let count = self.candidates.len();
         let (round, at) = (self.sample / count, self.sample % count);
@@ -252,7 +268,7 @@ impl Trial {
         }
         let seconds = now.saturating_sub(began).as_secs_f64().max(1e-9);
         let candidate = self.candidate();
-        self.rates[candidate] += self.bytes as f64 / seconds;
+        self.rates[candidate][self.sample / self.candidates.len()] = self.bytes as f64 / seconds;
         let before = candidate;
         self.sample += 1;
         (self.began, self.bytes) = (None, 0);
@@ -290,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_of_all_is_found_within_some_hundred_megabytes() {
+    fn the_best_of_all_is_found_within_a_gigabyte() {
         for control in CONTROLS {
             for streams in 1..=(if control == Control::System { 1 } else { 2 }) {
                 for write in WRITES {
@@ -303,7 +319,7 @@ mod tests {
                         rate * if setting.write == write { 1.2 } else { 1.0 }
                     });
                     assert_eq!(chooser.setting(), best);
-                    assert!((50 << 20..200 << 20).contains(&total), "{total}");
+                    assert!((300 << 20..900 << 20).contains(&total), "{total}");
                 }
             }
         }
@@ -327,8 +343,32 @@ mod tests {
     fn a_difference_within_the_margin_changes_nothing() {
         let mut chooser = Chooser::new(choices(&CONTROLS), None);
         let begin = chooser.setting();
-        run(&mut chooser, &mut Duration::default(), &mut |setting| if setting == begin { 1e9 } else { 1.02e9 });
+        run(&mut chooser, &mut Duration::default(), &mut |setting| if setting == begin { 1e9 } else { 1.14e9 });
         assert_eq!(chooser.setting(), begin);
+    }
+
+    #[test]
+    fn noise_alone_seldom_changes_anything_and_never_to_what_is_clearly_slower() {
+        let mut seed = 1u64;
+        let mut noise = move || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            0.85 + 0.3 * (seed >> 40) as f64 / (1 << 24) as f64
+        };
+        let mut changed = 0;
+        for _ in 0..200 {
+            let mut chooser = Chooser::new(choices(&CONTROLS), None);
+            let begin = chooser.setting();
+            let (mut current, mut factor) = (begin, 1.0);
+            run(&mut chooser, &mut Duration::default(), &mut |setting| {
+                if setting != current {
+                    (current, factor) = (setting, noise());
+                }
+                if setting.control == Control::System { 0.7e9 * factor } else { 1e9 * factor }
+            });
+            assert_ne!(chooser.setting().control, Control::System);
+            changed += usize::from(chooser.setting() != begin);
+        }
+        assert!(changed < 20, "{changed} of 200");
     }
 
     #[test]
@@ -336,7 +376,7 @@ mod tests {
         let one = Choices { controls: vec![Control::System], streams: |_, _| 1, all: 1 };
         let mut chooser = Chooser::new(one, None);
         let total = run(&mut chooser, &mut Duration::default(), &mut |_| 1e9);
-        assert!(total < 64 << 20);
+        assert!(total < 256 << 20);
     }
 
     #[test]
@@ -355,7 +395,7 @@ mod tests {
             now += Duration::from_secs(1);
         }
         // The same with pauses of half a millisecond does.
-        for _ in 0..26 {
+        for _ in 0..40 {
             now += Duration::from_micros(500);
             chooser.sent(now, 1 << 20);
             chooser.rests(now);
@@ -383,7 +423,7 @@ mod tests {
         // The path has changed: cubic is the worst now, and it is noticed when its turn comes.
         let rate = |setting: Setting| if setting.control == Control::Cubic { 1e9 } else { 2e9 };
         let (mut settled, mut trying) = (0u64, 0u64);
-        for _ in 0..(50u64 << 30) / (1 << 20) {
+        for _ in 0..(100u64 << 30) / (1 << 20) {
             let setting = chooser.setting();
             now += Duration::from_secs_f64((1 << 20) as f64 / rate(setting));
             let counter = if chooser.settled().is_some() { &mut settled } else { &mut trying };

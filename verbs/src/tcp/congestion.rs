@@ -57,8 +57,9 @@ pub(super) fn start_unpaced(socket: BorrowedFd<'_>) {
 }
 
 /// What a connection of `streams` streams can choose from: the controls that this system has and allows this user, the
-/// one that sockets begin with in front.
-pub(super) fn choices(streams: u8) -> Choices {
+/// one that sockets begin with in front. Within one host nothing is lost on the way and nothing queues but at the ends,
+/// so one that paces can only be slower there (BBR: two thirds of reno's speed) and is not tried.
+pub(super) fn choices(streams: u8, within_host: bool) -> Choices {
     static ALLOWED: OnceLock<Vec<Control>> = OnceLock::new();
     let allowed = ALLOWED.get_or_init(|| {
         let mut controls = vec![first()];
@@ -73,7 +74,11 @@ pub(super) fn choices(streams: u8) -> Choices {
         }
         controls
     });
-    Choices { controls: allowed.clone(), streams: how_many, all: streams }
+    let mut controls = allowed.clone();
+    if within_host && !controls[0].paces() {
+        controls.retain(|control| !control.paces());
+    }
+    Choices { controls, streams: how_many, all: streams }
 }
 
 /// How many of `all` streams can have `control`: one that paces has the last for itself, as it would spoil the others for
@@ -109,10 +114,13 @@ mod tests {
 
     #[test]
     fn there_is_a_choice_that_begins_unpaced_and_names_each_control_once() {
-        let choices = choices(2);
+        let choices = choices(2, false);
         assert!(choices.controls.len() >= 2 || system() == "reno");
         assert!(!choices.controls[0].paces() || Control::System.paces());
         let names: std::collections::HashSet<_> = choices.controls.iter().map(|control| control.name()).collect();
         assert_eq!(names.len(), choices.controls.len());
+        let within_host = super::choices(2, true);
+        assert_eq!(within_host.controls[0], choices.controls[0]);
+        assert!(within_host.controls.iter().skip(1).all(|control| !control.paces()));
     }
 }

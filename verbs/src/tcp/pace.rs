@@ -53,10 +53,11 @@ impl Core {
 
     /// Begins to choose: all streams are there.
     pub(super) fn start_choosing(&self) {
-        let peer = self.streams().first().and_then(Stream::socket).and_then(|socket| socket.tcp.peer_addr().ok());
-        let Some(peer) = peer else { return };
+        let Some(socket) = self.streams().first().and_then(Stream::socket) else { return };
+        let Ok(peer) = socket.tcp.peer_addr() else { return };
+        let within_host = peer.ip().is_loopback() || socket.tcp.local_addr().is_ok_and(|own| own.ip() == peer.ip());
         let known = self.device.known(peer.ip());
-        let chooser = Chooser::new(congestion::choices(self.streams().len() as u8), known);
+        let chooser = Chooser::new(congestion::choices(self.streams().len() as u8, within_host), known);
         let setting = chooser.setting();
         *lock(&self.pace.chooser) = Some((chooser, peer.ip()));
         self.apply(setting);

@@ -21,6 +21,12 @@ const BUFFER: usize = 8 << 10;
 /// Most bytes of data taken in one call.
 const CALL: usize = 1 << 20;
 
+/// While more data than this is to come, so much is waited for: it wakes the receiver less often, for which the sender
+/// pays over loopback, and is little enough to be found in the cache still. Over loopback, operations of 190 MiB in turn,
+/// medians: woken by every byte 34.4 ms, by 64 KiB 30.8, 128 KiB 32.0, 256 KiB 32.8. On a wire that is slower it makes
+/// no difference: the data has been promised, and is complete no later.
+const LOW_WATER: u64 = 64 << 10;
+
 /// What is arriving.
 #[derive(Debug)]
 pub(super) struct Receiver {
@@ -145,6 +151,15 @@ impl Receiver {
         Ok((got, got == asked))
     }
 
+    /// How many bytes are worth waking up for. What a header has promised comes, and comes whole: a responder whose
+    /// memory is revoked sends zeros.
+    fn low_water(&self) -> u32 {
+        match &self.expect {
+            Expect::Data(data) => data.remaining.clamp(1, LOW_WATER) as u32,
+            _ => 1,
+        }
+    }
+
     /// Deals with what has been received, as far as it goes.
     fn consume(&mut self, core: &Core, stream: &Stream) -> Result<Outcome, AnswerError> {
         loop {
@@ -247,6 +262,9 @@ impl Core {
             stream.stalled.store(false, Ordering::SeqCst);
             let open = self.receive_some(stream, receiver, budget);
             let listen = open && !stream.stalled.load(Ordering::SeqCst);
+            if listen {
+                stream.set_low_water(receiver.low_water());
+            }
             stream.wants_in.store(listen, Ordering::SeqCst);
         });
     }

@@ -32,6 +32,8 @@ pub(super) struct Stream {
     /// What the epoll reports, once; `None` after it has.
     armed: Mutex<Option<i32>>,
     control: Mutex<Control>,
+    /// How many bytes make the socket readable, and of which attempt to connect this is true.
+    low_water: Mutex<(u32, u32)>,
 }
 
 /// The socket of a stream; a dial that failed is followed by another to the next address.
@@ -55,6 +57,7 @@ impl Stream {
             called: AtomicU8::new(0),
             armed: Mutex::new(None),
             control: Mutex::new(congestion::first()),
+            low_water: Mutex::new((0, 1)),
         }
     }
 
@@ -89,6 +92,18 @@ impl Stream {
             // It was asked before whether the system allows it; if not now, the stream stays as it is.
             let _refused = sys::set_congestion_control(socket.tcp.as_fd(), control.name());
             *current = control;
+        }
+    }
+
+    /// Has the socket be readable once `bytes` are there (or its end is).
+    pub(super) fn set_low_water(&self, bytes: u32) {
+        let Some(socket) = self.socket() else { return };
+        let mut current = lock(&self.low_water);
+        if current.0 != socket.attempt {
+            *current = (socket.attempt, 1);
+        }
+        if current.1 != bytes && sys::set_low_water(socket.tcp.as_fd(), bytes).is_ok() {
+            current.1 = bytes;
         }
     }
 

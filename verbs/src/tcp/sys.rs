@@ -76,6 +76,12 @@ pub(super) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: i
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), len) }).map(drop)
 }
 
+/// Sets how many bytes make a socket readable (socket(7), `SO_RCVLOWAT`). The kernel takes at most half of what its
+/// receive buffer may grow to.
+pub(super) fn set_low_water(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes as i32)
+}
+
 /// Chooses the congestion control by name. The system may refuse: not there, or not for this user.
 pub(super) fn set_congestion_control(socket: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let (at, len) = (name.as_ptr().cast(), name.len() as libc::socklen_t);

@@ -177,9 +177,12 @@ fn a_killed_peer_flushes_everything() {
     let failed: Vec<_> = reads.iter().filter(|c| c.status != CompletionStatus::Success).collect();
     assert_eq!(failed[0].status, CompletionStatus::TransportRetryExceeded);
     assert!(failed[1..].iter().all(|c| c.status == CompletionStatus::Flushed));
-    // What did complete is whole.
-    let whole = (reads.len() - failed.len()) as u64;
-    assert!(whole >= 3 && bytes(&to, 0, whole * CHUNK).iter().all(|&byte| byte == 0x11));
+    // What did complete is whole. (A read on another stream can have completed behind the one that was lost.)
+    let whole: Vec<u64> = reads.iter().filter(|c| c.status == CompletionStatus::Success).map(|c| c.id).collect();
+    assert!(whole.len() >= 3);
+    for id in whole {
+        assert!(bytes(&to, id * CHUNK, CHUNK).iter().all(|&byte| byte == 0x11), "{id}");
+    }
 }
 
 #[test]
