@@ -193,7 +193,7 @@ impl<M: Mover> Consumer<M> {
                 Held::Payload(payload) => check(payload),
                 Held::Tree(tree) => check(tree),
             };
-            outcome.map_err(|mismatch| Failure::Failed(format!("operation {operation} arrived wrong: {mismatch}")))?;
+            outcome.map_err(|mismatch| Failure::Failed(format!("operation {operation} arrived wrong: {mismatch} (that is a fault: please report it with the options of this run)")))?;
             if let (Mode::Copy, Held::Payload(payload)) = (row.setup.mode, held) {
                 let own = payload.into_own();
                 row.own.push(own.ok_or_else(|| Failure::Failed("the caller's own bytes didn't come back".into()))?);

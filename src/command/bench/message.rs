@@ -20,6 +20,11 @@ pub(crate) const LONGEST_GREETING: usize = 256;
 /// Bytes of a ping: one cache line.
 pub(crate) const PING: usize = 64;
 
+/// Why nothing comes from a side that is there.
+pub(crate) const SILENT: &str = "no answer in time (it is stopped, or this machine or the network is too busy)";
+/// Why nothing comes from a side that is not there any more.
+const ENDED: &str = "it ended (a line of its own says why, unless it was killed)";
+
 /// Length of the message that begins with these bytes, its head of 4 bytes included; `None` before the head is whole.
 pub(crate) fn message_len(begin: &[u8]) -> Option<usize> {
     begin.first_chunk().map(|len| 4 + u32::from_le_bytes(*len) as usize)
@@ -142,7 +147,7 @@ impl Channel {
 
     /// Waits for a message.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
-        self.next()?.ok_or_else(|| Failure::failed(&self.peer, "it ended"))
+        self.next()?.ok_or_else(|| Failure::failed(&self.peer, ENDED))
     }
 
     /// Waits for a message, or for the end of the conversation.
@@ -178,10 +183,8 @@ impl Channel {
 
     fn lost(&self, error: &io::Error) -> String {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "no answer in time".into(),
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                "it ended".into()
-            }
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => SILENT.into(),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ENDED.into(),
             _ => error.to_string(),
         }
     }
@@ -348,7 +351,7 @@ mod tests {
     fn silence_ends_at_the_limit() {
         let (a, _b) = UnixStream::pair().unwrap();
         let mut one = Channel::new(Stream::Unix(a), "the other", Some(Duration::from_millis(20))).unwrap();
-        assert_eq!(one.next::<u64>(), Err(Failure::Failed("the other: no answer in time".into())));
+        assert_eq!(one.next::<u64>(), Err(Failure::failed("the other", SILENT)));
     }
 
     #[test]

@@ -157,7 +157,8 @@ impl Output {
             Some(Json::Standard) => Some(Box::new(std::io::stdout())),
             Some(Json::File(path)) => {
                 let file = File::create(path);
-                let refused = |e| Failure::Refused(format!("--json {}: {e}", path.display()));
+                let refused =
+                    |e| Failure::Refused(format!("--json {}: {e} (name a file that can be written)", path.display()));
                 Some(Box::new(file.map_err(refused)?))
             }
         };

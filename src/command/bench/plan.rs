@@ -61,7 +61,10 @@ pub(crate) fn rows(args: &BenchArgs) -> Result<Vec<RowPlan>, Failure> {
     let viewable = |path: Path| path == Path::Shm || (path == Path::Auto && !remote);
     if args.mode.contains(&Mode::View) && !paths.iter().any(|&path| viewable(path)) {
         let asked: Vec<_> = paths.iter().map(ToString::to_string).collect();
-        let why = format!("--mode view needs both processes on one host and the path shm, not {}", asked.join(", "));
+        let why = format!(
+            "--mode view needs both processes on one host and the path shm, not {} (use --path shm, or another mode)",
+            asked.join(", ")
+        );
         return Err(Failure::Refused(why));
     }
     let default_modes = [Mode::View, Mode::ZeroCopy, Mode::Copy, Mode::Tree, Mode::Serialized];
@@ -182,9 +185,9 @@ pub(crate) fn check(setup: &Setup) -> Result<(), Failure> {
     }
     let need = producer_pool(setup).saturating_add(own_bytes(setup) as u64);
     match available_memory() {
-        Some(available) if need > available => {
-            Err(Failure::Refused(format!("the producer needs {need} bytes of memory and has {available}")))
-        }
+        Some(available) if need > available => Err(Failure::Refused(format!(
+            "the producer needs {need} bytes of memory and has {available} (a smaller --size or --concurrency needs less)"
+        ))),
         _ => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! Runs the rows: gives both sides their orders, puts their stamps together, and takes the limits between.
 
 use super::limits::{self, Kind, Limit, Line, Order, Received, Sampler, Sent, Variant};
-use super::message::{Batch, Channel, Checked, Gets, PutStamps, Puts, Setup, Stream, ToConsumer, ToProducer};
+use super::message::{Batch, Channel, Checked, Gets, PutStamps, Puts, SILENT, Setup, Stream, ToConsumer, ToProducer};
 use super::mover::{Address, Journey};
 use super::plan::Effort;
 use super::report::{Clock, Row, percentiles, thousandths};
@@ -205,7 +205,7 @@ impl Runner {
         match (failures.next(), puts, gets.into_iter().collect()) {
             (None, Some(puts), Some(gets)) => Ok((puts, gets)),
             (first, ..) => {
-                let first = first.unwrap_or_else(|| Failure::Failed("no answer in time".into()));
+                let first = first.unwrap_or_else(|| Failure::Failed(SILENT.into()));
                 Err(failures.fold(first, |all, more| all.and(&more)))
             }
         }
@@ -387,9 +387,9 @@ fn path_of(measured: &Measured) -> Result<String, Failure> {
     let mut paths = measured.journeys.iter().map(|journey| &journey.path);
     let first = paths.next().ok_or_else(|| Failure::Failed("no operation told its path".into()))?;
     match paths.find(|path| *path != first) {
-        Some(other) => {
-            Err(Failure::Failed(format!("mixed paths: some operations went over {first}, some over {other}")))
-        }
+        Some(other) => Err(Failure::Failed(format!(
+            "mixed paths: some operations went over {first}, some over {other} (name the one to be measured with --path)"
+        ))),
         None => Ok(first.clone()),
     }
 }
