@@ -225,6 +225,50 @@ fn wrong_use_and_what_is_not_here_end_with_code_2() {
 }
 
 #[test]
+fn what_goes_wrong_is_one_line_with_the_cause_and_the_way_out() {
+    for (line, code, said) in [
+        (
+            "bench --mode view --path tcp",
+            2,
+            "--mode view needs both processes on one host and the path shm, not tcp (use --path shm, or another mode)",
+        ),
+        (
+            "bench --mode view --connect 127.0.0.1:1",
+            2,
+            "--mode view needs both processes on one host and the path shm, not auto (leave --connect out, or name --path \
+             shm if it leads to this very host)",
+        ),
+        (
+            "bench --json /nowhere/rows.json",
+            2,
+            "--json /nowhere/rows.json: No such file or directory (os error 2) (name a file that can be written)",
+        ),
+        (
+            "bench --listen 192.0.2.1:7000",
+            1,
+            "listening on 192.0.2.1:7000: Cannot assign requested address (os error 99) (0.0.0.0 is every address of this \
+             machine)",
+        ),
+        (
+            "bench-worker",
+            2,
+            "bench-worker is started by `towline bench` only: Socket operation on non-socket (os error 88)",
+        ),
+    ] {
+        let output = run(line);
+        assert_eq!(text(&output.stderr), format!("towline: {said}\n"), "{line}");
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(code), String::new()), "{line}");
+    }
+    let held = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = held.local_addr().unwrap();
+    let errors = text(&run(&format!("bench --listen {address}")).stderr);
+    assert_eq!(
+        errors,
+        format!("towline: listening on {address}: Address already in use (os error 98) (take another port)\n")
+    );
+}
+
+#[test]
 fn an_unreachable_producer_is_a_failure() {
     // A port that was bound and is free again: nobody listens there.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

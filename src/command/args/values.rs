@@ -111,7 +111,7 @@ impl FromStr for Size {
             "" | "B" => 1,
             unit => {
                 let known = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit));
-                known.ok_or_else(|| format!("the unit {unit} is none of KiB, MiB, GiB, the powers of 1024"))?.1
+                known.ok_or_else(|| format!("the unit {unit} is none of KiB, MiB, GiB: 4KiB is 4096 bytes"))?.1
             }
         };
         match number.checked_mul(scale) {

@@ -73,6 +73,9 @@ pub(crate) fn accept(address: &str) -> Result<(Channel, SocketAddr, SocketAddr),
             format!("{e} (0.0.0.0 is every address of this machine)"),
         ),
         ErrorKind::AddrInUse => Failure::failed(format!("listening on {address}"), format!("{e} (take another port)")),
+        _ if e.raw_os_error().is_none() => {
+            Failure::failed(format!("listening on {address}"), format!("{e} (check the host's name)"))
+        }
         _ => failed(e),
     })?;
     listener.set_nonblocking(true).map_err(failed)?;

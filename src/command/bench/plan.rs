@@ -52,19 +52,21 @@ pub(crate) fn rows(args: &BenchArgs) -> Result<Vec<RowPlan>, Failure> {
     };
     for path in &paths {
         if let Some(reason) = devices::missing(*path) {
-            return Err(Failure::Refused(format!("--path {path} is not available: {reason}")));
+            return Err(Failure::Refused(format!("--path {path}: {reason}; see `towline devices` for the others")));
         }
     }
     if args.mode.contains(&Mode::Gpu) {
-        return Err(Failure::Refused(format!("--mode gpu is not available: {}", devices::missing_gpu())));
+        return Err(Failure::Refused(format!("--mode gpu: {}; leave it out", devices::missing_gpu())));
     }
     let viewable = |path: Path| path == Path::Shm || (path == Path::Auto && !remote);
     if args.mode.contains(&Mode::View) && !paths.iter().any(|&path| viewable(path)) {
         let asked: Vec<_> = paths.iter().map(ToString::to_string).collect();
-        let why = format!(
-            "--mode view needs both processes on one host and the path shm, not {} (use --path shm, or another mode)",
-            asked.join(", ")
-        );
+        let way_out = match remote {
+            true => "leave --connect out, or name --path shm if it leads to this very host",
+            false => "use --path shm, or another mode",
+        };
+        let asked = asked.join(", ");
+        let why = format!("--mode view needs both processes on one host and the path shm, not {asked} ({way_out})");
         return Err(Failure::Refused(why));
     }
     let default_modes = [Mode::View, Mode::ZeroCopy, Mode::Copy, Mode::Tree, Mode::Serialized];
