@@ -70,7 +70,8 @@ fn ready(stream: TcpStream) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// The producer's half: sends `from` over the streams of a line, each its share, when the consumer asks.
+/// The producer's half: says on each stream of a line that it is ready, and sends `from`, each stream its share, when the
+/// consumer asks.
 pub(crate) fn send(
     connections: &Connections,
     line: &Line,
@@ -83,6 +84,7 @@ pub(crate) fn send(
     let share = from.len().div_ceil(streams.len()).max(1);
     let send = |mut stream: &TcpStream, bytes: &[u8]| -> io::Result<Vec<u64>> {
         let mut begins = vec![];
+        stream.write_all(&[1])?;
         for _ in 0..rounds {
             stream.read_exact(&mut [0])?;
             begins.push(now_ns());
@@ -108,7 +110,8 @@ pub(crate) fn send(
     Ok(Sent { begins: (0..rounds as usize).map(earliest).collect(), cpu: cpu_seconds() - cpu })
 }
 
-/// The consumer's half: asks, and receives into `to`.
+/// The consumer's half: asks once the producer is ready, for the time until then belongs to nobody, and receives into
+/// `to`.
 pub(crate) fn receive(
     connections: &Connections,
     line: &Line,
@@ -122,7 +125,7 @@ pub(crate) fn receive(
     let barrier = Barrier::new(to.chunks(share).count());
     let receive = |mut stream: &TcpStream, bytes: &mut [u8]| -> io::Result<Vec<(u64, u64)>> {
         let mut stamps = vec![];
-        let mut failure = None;
+        let mut failure = stream.read_exact(&mut [0]).err();
         for _ in 0..rounds {
             barrier.wait(); // a stream that failed keeps step, so that the others don't wait for ever
             let asked = now_ns();
@@ -181,11 +184,15 @@ mod tests {
         for line in &lines {
             for (streams, rounds) in [(1, 1), (2, 3)] {
                 let mut to = vec![0; from.len()];
-                let (sent, received) = std::thread::scope(|scope| {
-                    let sender = scope.spawn(|| send(&sending, line, streams, 256 << 10, &from, rounds).unwrap());
+                let ((ready, sent), received) = std::thread::scope(|scope| {
+                    let sender = scope.spawn(|| {
+                        let ready = now_ns();
+                        (ready, send(&sending, line, streams, 256 << 10, &from, rounds).unwrap())
+                    });
                     let received = receive(&receiving, line, streams, 256 << 10, &mut to, rounds).unwrap();
                     (sender.join().unwrap(), received)
                 });
+                assert!(ready < received.asked[0], "a producer that is not ready is waited for, outside the time");
                 assert!(to == from, "{line:?} {streams}");
                 assert_eq!((sent.begins.len(), received.ends.len()), (rounds as usize, rounds as usize));
                 assert!(sent.begins.iter().zip(&received.ends).all(|(begin, end)| begin < end));
