@@ -72,12 +72,6 @@ impl Word {
     }
 
     #[inline]
-    pub(crate) fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
-        read_modify_write();
-        self.0.fetch_and(value, order)
-    }
-
-    #[inline]
     pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
         read_modify_write();
         self.0.fetch_max(value, order)
@@ -102,16 +96,6 @@ impl Word {
     #[inline]
     pub(crate) fn set_hint(&self, value: u64) {
         self.hinted().store(value, Relaxed);
-    }
-
-    #[inline]
-    pub(crate) fn hint_or(&self, value: u64) {
-        self.hinted().fetch_or(value, Relaxed);
-    }
-
-    #[inline]
-    pub(crate) fn hint_and(&self, value: u64) {
-        self.hinted().fetch_and(value, Relaxed);
     }
 
     #[inline]
@@ -166,8 +150,10 @@ pub(crate) fn stripe(count: usize) -> usize {
     }
     let here = 0u8;
     let address = &raw const here as usize as u64;
-    // Stacks are a mebibyte apart or more; within one, calls are rarely that deep. Fibonacci hashing of the rest.
-    ((address >> 20).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % count
+    // Stacks are a mebibyte apart or more; within one, calls are rarely that deep. Fibonacci hashing of the rest, by its
+    // upper bits, keeps neighbours apart.
+    let hash = (address >> 20).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (((hash >> 32) * count as u64) >> 32) as usize
 }
 
 /// The name of the fault that `ci/loom --mutants` plants in this run of the models, if it is `name`.

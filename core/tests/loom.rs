@@ -425,9 +425,10 @@ fn pool_word_opens_and_closes_under_two() {
         let owner = Arc::new(AtomicUsize::new(0));
         let work = |pool: &Pool, owner: &AtomicUsize, granules: u64| {
             let extent = allocate(pool, granules).expect("both fit");
-            let bit = 1 << (extent.offset() / GRANULE / 32);
-            assert_eq!(owner.fetch_add(bit, Relaxed) & bit, 0, "two owners");
-            owner.fetch_sub(bit, Relaxed);
+            // A bit for every ten granules: all lengths are multiples of that.
+            let bits = ((1 << (granules / 10)) - 1) << (extent.offset() / GRANULE / 10);
+            assert_eq!(owner.fetch_add(bits, Relaxed) & bits, 0, "two owners");
+            owner.fetch_sub(bits, Relaxed);
             pool.release(extent).unwrap();
         };
         let other = {
@@ -527,6 +528,27 @@ fn pool_large_claim_is_all_or_nothing() {
     });
 }
 
+/// As above, where the claim is stopped at the end of its run, in a word that is open before.
+#[test]
+fn pool_claim_gives_back_what_it_took_before_its_end() {
+    loom::model(|| {
+        let pool = pool(128);
+        let low = pool.reserve(0, 10 * GRANULE).unwrap();
+        let high = pool.reserve(118 * GRANULE, 10 * GRANULE).unwrap();
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.reserve(70 * GRANULE, 5 * GRANULE).ok())
+        };
+        let large = allocate(&pool, 100).ok();
+        let small = other.join().unwrap();
+        assert!(large.is_some() != small.is_some());
+        for extent in [Some(low), Some(high), small, large].into_iter().flatten() {
+            pool.release(extent).unwrap();
+        }
+        assert_whole(&pool);
+    });
+}
+
 /// As above, where the claim is stopped in the middle, between the ends of its run.
 #[test]
 fn pool_claim_gives_back_what_it_took() {
@@ -547,9 +569,10 @@ fn pool_claim_gives_back_what_it_took() {
     });
 }
 
-/// Lock-free: whoever needs a word as a whole that a release has emptied and not yet closed does not wait for it.
+/// Lock-free: a release that empties a word closes it by the same step, so that whoever needs it as a whole meets no state in
+/// between that it would have to wait for; and it is whole again.
 #[test]
-fn pool_empty_word_is_closed_by_who_needs_it() {
+fn pool_empty_word_is_closed_by_who_empties_it() {
     loom::model(|| {
         let pool = pool(128);
         let extent = pool.reserve(30 * GRANULE, 20 * GRANULE).unwrap();

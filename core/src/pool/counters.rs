@@ -6,6 +6,11 @@
 use super::shape::{STRIPE, STRIPES};
 use crate::sync::{Ordering, Word, mutant, stripe};
 
+/// The most granules ever taken: the first word of the storage, on a cache line of its own.
+const HIGH_WATER: usize = 0;
+/// How many stripes have a set of hints.
+const SETS: usize = 1;
+
 // The words of a stripe.
 /// Granules ever taken, and one for each disturbance.
 const TAKEN: usize = 0;
@@ -14,25 +19,52 @@ const RELEASED: usize = 1;
 /// While the stripe has taken no more than this net of what it gave back, the high-water mark stands.
 const QUIET: usize = 2;
 
+/// The set of hints that the stripe's threads use, and one more; zero before they do. A hint itself.
+const SET: usize = 3;
+
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counters<'a> {
-    /// The most granules ever taken.
-    pub(super) high_water: &'a Word,
-    pub(super) stripes: &'a [Word],
+    /// The pool's storage, which begins with the counters.
+    pub(super) words: &'a [Word],
     pub(super) granules: u64,
+    /// The first word of this thread's stripe.
+    own: usize,
 }
 
 impl<'a> Counters<'a> {
-    pub(super) fn set_up(self) {
-        for word in core::iter::once(self.high_water).chain(self.stripes) {
-            word.set_up(0);
-        }
+    #[inline]
+    pub(super) fn new(words: &'a [Word], granules: u64) -> Self {
+        Self { words, granules, own: STRIPE * (stripe(STRIPES) + 1) }
     }
 
+    pub(super) fn set_up(self) {
+        self.words[..STRIPE * (STRIPES + 1)].iter().for_each(|word| word.set_up(0));
+    }
+
+    /// The words of this thread's stripe.
     #[inline]
     fn own(self) -> &'a [Word] {
-        let first = stripe(STRIPES) * STRIPE;
-        &self.stripes[first..first + STRIPE]
+        &self.words[self.own..][..STRIPE]
+    }
+
+    /// This thread's set of hints, of so many.
+    #[inline]
+    pub(super) fn set(self, sets: usize) -> usize {
+        let set = self.own()[SET].hint() as usize;
+        if set == 0 || set > sets { self.first_set(sets) } else { set - 1 }
+    }
+
+    /// Stripes take one after the other.
+    #[cold]
+    fn first_set(self, sets: usize) -> usize {
+        let set = self.words[SETS].hint_add(1) as usize % sets;
+        self.own()[SET].set_hint(set as u64 + 1);
+        set
+    }
+
+    /// The most granules ever taken.
+    pub(super) fn high_water(self) -> u64 {
+        self.words[HIGH_WATER].hint()
     }
 
     /// Granules were taken; `disturbed` if others were for a moment besides.
@@ -72,8 +104,8 @@ impl<'a> Counters<'a> {
     #[cold]
     fn raise(self, own: &[Word], net: i64) {
         let taken = self.taken();
-        let high = self.high_water.hint().max(taken);
-        self.high_water.hint_max(high);
+        let high = self.high_water().max(taken);
+        self.words[HIGH_WATER].hint_max(high);
         own[QUIET].set_hint((net + ((high - taken) / STRIPES as u64) as i64) as u64);
     }
 
@@ -91,6 +123,8 @@ impl<'a> Counters<'a> {
     }
 
     fn sum(self, of: impl Fn(&[Word]) -> u64) -> u64 {
-        self.stripes.chunks_exact(STRIPE).fold(0, |sum, stripe| sum.wrapping_add(of(stripe)))
+        self.words[STRIPE..STRIPE * (STRIPES + 1)]
+            .chunks_exact(STRIPE)
+            .fold(0, |sum, stripe| sum.wrapping_add(of(stripe)))
     }
 }

@@ -54,7 +54,7 @@ impl PoolLayout {
     /// Granules that hold `len` bytes: the quotient rounded up, nothing more.
     #[must_use]
     pub const fn granules_for(&self, len: u64) -> u64 {
-        len.div_ceil(1 << self.granule_bits)
+        if len == 0 { 0 } else { ((len - 1) >> self.granule_bits) + 1 }
     }
 
     /// Words of storage that a pool of this layout needs: a little more than one for each granule.

@@ -32,6 +32,7 @@
 //!
 #![doc = include_str!("design.md")]
 
+mod bits;
 mod counters;
 mod error;
 mod extent;
@@ -56,8 +57,11 @@ use core::sync::atomic::AtomicU32;
 use counters::Counters;
 use hints::Hints;
 use record::{Kind, Record, Records};
-use shape::{STRIPE, STRIPES, Shape};
+use shape::Shape;
 use tree::{Run, Tree};
+
+/// Granules from which on an extent seldom lies within one word of the tree.
+const SHORT: u64 = 32;
 
 /// Pools made by this process; the next one's id.
 static POOLS: AtomicU32 = AtomicU32::new(1);
@@ -85,9 +89,9 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
         let pool = Self { storage, layout, shape, id: POOLS.fetch_add(1, Ordering::Relaxed) };
         pool.counters().set_up();
         pool.tree().set_up();
-        pool.records().set_up();
-        pool.hints().set_up();
-        pool.hints().set(layout.granules(), 0);
+        pool.records().set_up(layout.granules());
+        pool.hints_of(0).set_up();
+        pool.hints().note_surely(Run { start: 0, end: layout.granules() });
         Ok(pool)
     }
 
@@ -111,11 +115,22 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
     /// [`AllocError::NoSpace`] if at one moment of the call there was no run to hold it; others if there never will be.
     pub fn allocate(&self, len: u64, align: u64) -> Result<Extent, AllocError> {
         let (granules, align) = self.request(len, align)?;
+        if align == 1
+            && granules < SHORT
+            && let Some(first) = self.fit_at_once(granules)
+        {
+            return Ok(self.enter(first, len));
+        }
+        self.allocate_otherwise(len, granules, align)
+    }
+
+    #[inline(never)]
+    fn allocate_otherwise(&self, len: u64, granules: u64, align: u64) -> Result<Extent, AllocError> {
         if granules > self.layout.granules() {
             let need = granules.saturating_mul(self.layout.granule());
             return Err(AllocError::TooLarge { need, capacity: self.layout.region_len() });
         }
-        self.fit(granules, align).map(|first| self.enter(first, granules, len)).ok_or_else(|| AllocError::NoSpace {
+        self.fit(granules, align).map(|first| self.enter(first, len)).ok_or_else(|| AllocError::NoSpace {
             need: granules << self.layout.granule_bits(),
             free: self.free_granules() << self.layout.granule_bits(),
             largest_free_run: self.largest_free_run() << self.layout.granule_bits(),
@@ -155,7 +170,7 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
             };
             // None: another thread has taken the run that was seen. Look again.
             let Some((first, bytes)) = found else { continue };
-            pieces[used] = Some(self.enter(first, self.layout.granules_for(bytes), bytes));
+            pieces[used] = Some(self.enter(first, bytes));
             used += 1;
             left -= bytes;
         }
@@ -198,7 +213,7 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
             }
         }
         self.note_free_around(run);
-        Ok(self.enter(start, granules, len))
+        Ok(self.enter(start, len))
     }
 
     /// Gives an extent back. Its handle, and every copy of it, is dead from then on.
@@ -207,14 +222,11 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
     /// The handle is not that of a live extent of this pool; the error says in which way.
     pub fn release(&self, extent: Extent) -> Result<(), ReleaseError> {
         let first = self.place(extent)?;
-        loop {
-            let record = self.check(extent, first)?;
-            if self.records().end(first, record, Kind::None) {
-                let end = first + self.layout.granules_for(extent.len());
-                self.free(Run { start: first, end });
-                return Ok(());
-            }
+        if !self.records().end_at_once(first, extent.generation(), extent.len()) {
+            while !self.records().end(first, self.check(extent, first)?, Kind::None) {}
         }
+        self.free(Run { start: first, end: first + self.layout.granules_for(extent.len()) });
+        Ok(())
     }
 
     /// Gives back all but the first `len` bytes; the handle that it returns takes the place of the old one, which is
@@ -231,7 +243,7 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
             }
             if self.records().end(first, record, Kind::Changing) {
                 let (before, after) = (self.layout.granules_for(extent.len()), self.layout.granules_for(len));
-                let generation = self.records().enter(first, after, len);
+                let generation = self.records().enter(first, len);
                 if after < before {
                     self.free(Run { start: first + after, end: first + before });
                 }
@@ -270,7 +282,7 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
     /// took at that very time.
     #[must_use]
     pub fn high_water_mark(&self) -> u64 {
-        self.counters().high_water.hint()
+        self.counters().high_water()
     }
 
     /// The share of the free granules that is outside the longest free run: 0 if all are in one run or none is free.
@@ -284,6 +296,7 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
     }
 
     /// Length and alignment of a request, in granules.
+    #[inline]
     fn request(&self, len: u64, align: u64) -> Result<(u64, u64), AllocError> {
         if len == 0 {
             return Err(AllocError::ZeroLength);
@@ -294,28 +307,32 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
         Ok((self.layout.granules_for(len), (align >> self.layout.granule_bits()).max(1)))
     }
 
-    fn enter(&self, first: u64, granules: u64, len: u64) -> Extent {
-        let generation = self.records().enter(first, granules, len);
+    #[inline]
+    fn enter(&self, first: u64, len: u64) -> Extent {
+        let generation = self.records().enter(first, len);
         Extent::from_parts(first << self.layout.granule_bits(), len, generation, self.id)
     }
 
     /// The granule that the handle begins at, if it could be one of this pool's.
+    #[inline]
     fn place(&self, extent: Extent) -> Result<u64, ReleaseError> {
         if extent.pool() != self.id {
             return Err(ReleaseError::Foreign { extent, pool: self.id });
         }
         let region_len = self.layout.region_len();
+        let first = extent.offset() >> self.layout.granule_bits();
         let fits = !extent.is_empty()
-            && extent.offset().is_multiple_of(self.layout.granule())
+            && first << self.layout.granule_bits() == extent.offset()
             && extent.offset() < region_len
             && extent.len() <= region_len - extent.offset();
         if !fits {
             return Err(ReleaseError::OutOfRange { extent, region_len });
         }
-        Ok(extent.offset() >> self.layout.granule_bits())
+        Ok(first)
     }
 
     /// The record of the live extent that the handle names.
+    #[inline]
     fn check(&self, extent: Extent, first: u64) -> Result<Record, ReleaseError> {
         let (record, len) = self.records().look_up(first);
         match len {
@@ -337,27 +354,29 @@ impl<S: AsRef<[Word]>> BufferPool<S> {
 
     #[inline]
     fn counters(&self) -> Counters<'_> {
-        let words = self.storage.as_ref();
-        let stripes = &words[STRIPE..STRIPE + STRIPE * STRIPES];
-        Counters { high_water: &words[0], stripes, granules: self.layout.granules() }
+        Counters::new(self.storage.as_ref(), self.layout.granules())
     }
 
     #[inline]
     fn tree(&self) -> Tree<'_> {
-        let shape = &self.shape;
-        Tree { words: &self.storage.as_ref()[shape.tree_first..shape.records_first], levels: &shape.tree }
+        Tree { words: self.storage.as_ref(), levels: &self.shape.tree }
     }
 
     #[inline]
     fn records(&self) -> Records<'_> {
-        Records(&self.storage.as_ref()[self.shape.records_first..self.shape.hints_first])
+        Records { words: self.storage.as_ref(), first: self.shape.records_first }
+    }
+
+    /// This thread's set of hints.
+    #[inline]
+    fn hints(&self) -> Hints<'_> {
+        self.hints_of(self.counters().set(self.shape.sets))
     }
 
     #[inline]
-    fn hints(&self) -> Hints<'_> {
-        let (words, shape) = (self.storage.as_ref(), &self.shape);
-        let hints = &words[shape.hints_first..shape.words];
-        Hints { groups: &words[8], words: hints, levels: &shape.hints, bins: shape.bins }
+    fn hints_of(&self, set: usize) -> Hints<'_> {
+        let shape = &self.shape;
+        Hints { words: self.storage.as_ref(), shape, first: shape.hints_first + set * shape.set_words }
     }
 }
 

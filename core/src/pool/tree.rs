@@ -7,13 +7,13 @@
 //! |---|---|---|
 //! | clear | all ones | *closed*: everything below is free, and is claimed by the parent's bit |
 //! | set | all ones | taken as a whole: by one extent, by several, or by a call that is just opening or closing it |
-//! | set | other | *open*: its own bits say what is taken |
+//! | set | other, but for zero | *open*: its own bits say what is taken |
 //!
 //! So a run of granules is claimed by at most two words a level: its ragged ends at level 0, the whole words between
 //! them by bits of level 1, whole words of those by bits of level 2. To claim a part of a closed word is to claim it
-//! as a whole by the parent's bit and then to store the part: *opening* it. Whoever clears the last bit of an open word
-//! *closes* it: one compare-and-swap from zero to all ones, after which nobody can claim in it, and then the parent's
-//! bit is cleared. A word that is open and all zero is between the two; whoever needs it as a whole closes it himself.
+//! as a whole by the parent's bit and then to store the part: *opening* it. Whoever gives back the last bits of an open
+//! word *closes* it: one compare-and-swap from these bits to all ones, by which the word is his as a whole, and then the
+//! parent's bit is cleared. An open word is never zero: there is no state in which a word is empty and claimed by nobody.
 //!
 //! No step waits for another thread. A thread that stops in the middle holds what it has claimed, at most the words
 //! that it was opening or closing besides, and everybody else sees those as taken.
@@ -22,10 +22,9 @@
 //! other fail for ever: whoever fails was stopped at a higher granule than it holds; the one that holds that granule
 //! can in turn only fail at a higher one still, and the last of such a chain was stopped by a claim that stood.
 
+use super::bits::{ALL, mask};
 use super::shape::Levels;
 use crate::sync::{Ordering, Word, mutant, ordering};
-
-const ALL: u64 = u64::MAX;
 
 /// Granules `start..end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,12 +47,6 @@ pub(super) struct Disturbed(pub(super) bool);
 pub(super) struct Tree<'a> {
     pub(super) words: &'a [Word],
     pub(super) levels: &'a Levels,
-}
-
-/// The bits `from..to` of a word, of which there is at least one.
-#[inline]
-const fn mask(from: u64, to: u64) -> u64 {
-    (ALL << from) & (ALL >> (64 - to))
 }
 
 impl Tree<'_> {
@@ -205,6 +198,18 @@ impl Tree<'_> {
         None
     }
 
+    /// Word `index` of the lowest level as it is: a closed one looks taken.
+    #[inline]
+    pub(super) fn bits(self, index: u64) -> u64 {
+        self.word(0, index).load(Ordering::Acquire)
+    }
+
+    /// Takes these bits of a word of the lowest level that was seen to hold `bits`, or none.
+    #[inline]
+    pub(super) fn claim_in_word(self, index: u64, bits: u64, mask: u64) -> bool {
+        self.word(0, index).compare_exchange(bits, bits | mask, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
     /// Takes the whole run, or nothing: because some of it is taken, or was for a moment.
     #[inline]
     pub(super) fn claim(self, run: Run, disturbed: &mut Disturbed) -> bool {
@@ -217,7 +222,57 @@ impl Tree<'_> {
                 return true;
             }
         }
-        self.claim_at(0, run, disturbed)
+        self.claim_in_words(run, disturbed).unwrap_or_else(|| self.claim_at(0, run, disturbed))
+    }
+
+    /// As [`claim`](Self::claim), if the words are all below one that is open; `None` otherwise.
+    #[inline]
+    fn claim_in_words(self, run: Run, disturbed: &mut Disturbed) -> Option<bool> {
+        let ends = Ends::of(run);
+        if self.levels.count == 1 || ends.first / 64 != ends.last / 64 || ends.first == ends.last {
+            return None;
+        }
+        let (above, base) = (self.word(1, ends.first / 64), ends.first & !63);
+        let bits = above.load(Ordering::Acquire);
+        if bits == ALL {
+            return None;
+        }
+        // A word whose bit above is clear is closed, and is taken as a whole by that bit; others at the ends are open.
+        let left_open = ends.first_mask != ALL && bits >> (ends.first - base) & 1 == 1;
+        let right_open = ends.last_mask != ALL && bits >> (ends.last - base) & 1 == 1;
+        let whole = Run { start: ends.first + u64::from(left_open), end: ends.last + 1 - u64::from(right_open) };
+        let wanted = if whole.start < whole.end { mask(whole.start - base, whole.end - base) } else { 0 };
+        if bits & wanted != 0 || left_open && !self.claim_bits(0, ends.first, ends.first_mask) {
+            return Some(false);
+        }
+        if wanted != 0 {
+            if above.compare_exchange(bits, bits | wanted, Ordering::AcqRel, Ordering::Relaxed).is_err()
+                && !self.claim_bits(1, ends.first / 64, wanted)
+            {
+                if left_open && !mutant("claim not undone") {
+                    self.release(Run { start: run.start, end: ends.first * 64 + 64 });
+                    disturbed.0 = true;
+                }
+                return Some(false);
+            }
+            // The closed words at the ends are ours as a whole, and nobody writes to them: open them.
+            if ends.first_mask != ALL && !left_open {
+                self.word(0, ends.first).store(ends.first_mask, ordering("open without release", Ordering::Release));
+                disturbed.0 = true;
+            }
+            if ends.last_mask != ALL && !right_open {
+                self.word(0, ends.last).store(ends.last_mask, Ordering::Release);
+                disturbed.0 = true;
+            }
+        }
+        if right_open && !self.claim_bits(0, ends.last, ends.last_mask) {
+            if !mutant("claim not undone at its end") {
+                self.release(Run { start: run.start, end: ends.last * 64 });
+            }
+            disturbed.0 = true;
+            return Some(false);
+        }
+        Some(true)
     }
 
     /// Takes all bits of the run at this level, or none.
@@ -225,13 +280,13 @@ impl Tree<'_> {
     fn claim_at(self, level: usize, run: Run, disturbed: &mut Disturbed) -> bool {
         let ends = Ends::of(run);
         if self.is_top(level) {
-            return self.claim_bits(level, ends.first, ends.first_mask, disturbed);
+            return self.claim_bits(level, ends.first, ends.first_mask);
         }
         let left = ends.first_mask != ALL;
         let right = ends.last > ends.first && ends.last_mask != ALL;
         let left_open = left && !self.is_closed(level, ends.first);
         let right_open = right && !self.is_closed(level, ends.last);
-        if left_open && !self.claim_bits(level, ends.first, ends.first_mask, disturbed) {
+        if left_open && !self.claim_bits(level, ends.first, ends.first_mask) {
             return false;
         }
         let whole = Run { start: ends.first + u64::from(left_open), end: ends.last + 1 - u64::from(right_open) };
@@ -254,7 +309,7 @@ impl Tree<'_> {
                 disturbed.0 = true;
             }
         }
-        if right_open && !self.claim_bits(level, ends.last, ends.last_mask, disturbed) {
+        if right_open && !self.claim_bits(level, ends.last, ends.last_mask) {
             if !mutant("claim not undone at its end") {
                 self.release_at(level, Run { start: run.start, end: ends.last * 64 });
             }
@@ -269,85 +324,99 @@ impl Tree<'_> {
         self.word(level, index).load(Ordering::Acquire) == ALL && self.is_free(level + 1, index)
     }
 
-    /// Takes these bits of an open word, or none. Children that are open and empty are closed on the way.
+    /// Takes these bits of an open word, or none.
     #[inline]
-    fn claim_bits(self, level: usize, index: u64, mask: u64, disturbed: &mut Disturbed) -> bool {
+    fn claim_bits(self, level: usize, index: u64, mask: u64) -> bool {
         let word = self.word(level, index);
         let mut bits = word.load(Ordering::Acquire);
-        loop {
-            if bits & mask != 0 {
-                if level == 0
-                    || bits == ALL
-                    || mutant("empty words not closed for others")
-                    || !self.close_children(level, index, bits & mask, disturbed)
-                {
-                    return false;
-                }
-                bits = word.load(Ordering::Acquire);
-                continue;
-            }
+        while bits & mask == 0 {
             match word.compare_exchange(bits, bits | mask, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return true,
                 Err(now) => bits = now,
             }
         }
+        false
     }
 
-    /// Closes the children of these bits; false if one of them is not open and empty.
-    #[cold]
-    fn close_children(self, level: usize, index: u64, mut bits: u64, disturbed: &mut Disturbed) -> bool {
-        while bits != 0 {
-            let child = index * 64 + u64::from(bits.trailing_zeros());
-            if !self.close(level - 1, child) {
-                return false;
+    /// Gives back a run that the caller has; and what is free then in the first and the last of the words that it lies in.
+    #[inline]
+    pub(super) fn release(self, run: Run) -> (u64, u64) {
+        let (first, last) = (run.start / 64, (run.end - 1) / 64);
+        if first == last {
+            let after = self.clear(0, first, mask(run.start % 64, (run.end - 1) % 64 + 1));
+            if after == ALL {
+                self.release_above(0, Run { start: first, end: first + 1 });
             }
-            self.release_at(level, Run { start: child, end: child + 1 });
-            disturbed.0 = true;
-            bits &= bits - 1;
+            return (after, after);
         }
-        true
-    }
-
-    /// Closes a word that is open and empty: true for one caller only, who then owns it as a whole.
-    #[inline]
-    fn close(self, level: usize, index: u64) -> bool {
-        self.word(level, index).compare_exchange(0, ALL, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            || mutant("close what is not empty")
-    }
-
-    /// Gives back a run that the caller has.
-    #[inline]
-    pub(super) fn release(self, run: Run) {
-        self.release_at(0, run);
+        if self.levels.count > 1 && first / 64 == last / 64 {
+            // All words are below one.
+            let ends = Ends::of(run);
+            let left = if ends.first_mask == ALL { ALL } else { self.clear(0, first, ends.first_mask) };
+            let right = if ends.last_mask == ALL { ALL } else { self.clear(0, last, ends.last_mask) };
+            let whole = Run { start: first + u64::from(left != ALL), end: last + 1 - u64::from(right != ALL) };
+            if whole.start < whole.end {
+                let (index, base) = (first / 64, first & !63);
+                let after = self.clear(1, index, mask(whole.start - base, whole.end - base));
+                if after == ALL {
+                    self.release_above(1, Run { start: index, end: index + 1 });
+                }
+            }
+            return (left, right);
+        }
+        self.release_at(0, run)
     }
 
     #[inline(never)]
-    fn release_at(self, level: usize, run: Run) {
+    fn release_at(self, level: usize, run: Run) -> (u64, u64) {
         let ends = Ends::of(run);
-        if self.is_top(level) {
-            self.word(level, ends.first)
-                .fetch_and(!ends.first_mask, ordering("release without release", Ordering::AcqRel));
-            return;
-        }
         // Words that are all ours are all ones already: they become closed by their parent's bit. So do those at the
         // ends whose last bits were ours.
         let (mut start, mut end) = (ends.first, ends.last + 1);
-        if ends.first_mask != ALL && !self.clear_and_close(level, ends.first, ends.first_mask) {
-            start += 1;
+        let (mut left, mut right) = (ALL, ALL);
+        if self.is_top(level) || ends.first_mask != ALL {
+            left = self.clear(level, ends.first, ends.first_mask);
+            start += u64::from(left != ALL);
         }
-        if ends.last > ends.first && ends.last_mask != ALL && !self.clear_and_close(level, ends.last, ends.last_mask) {
-            end -= 1;
+        if ends.last > ends.first {
+            if ends.last_mask != ALL {
+                right = self.clear(level, ends.last, ends.last_mask);
+                end -= u64::from(right != ALL);
+            }
+        } else {
+            right = left;
         }
         if start < end {
-            self.release_at(level + 1, Run { start, end });
+            self.release_above(level, Run { start, end });
         }
+        (left, right)
     }
 
     #[inline]
-    fn clear_and_close(self, level: usize, index: u64, mask: u64) -> bool {
-        let before = self.word(level, index).fetch_and(!mask, ordering("release without release", Ordering::AcqRel));
-        debug_assert_eq!(before & mask, mask, "released what was not taken");
-        before == mask && self.close(level, index)
+    fn release_above(self, level: usize, run: Run) {
+        if !self.is_top(level) {
+            self.release_at(level + 1, run);
+        }
+    }
+
+    /// Clears bits that the caller has; gives the bits that are free then. If these are all, the word is *closed* by the same
+    /// step, and the caller's as a whole: whose bit above is to be cleared next.
+    #[inline]
+    fn clear(self, level: usize, index: u64, mask: u64) -> u64 {
+        let word = self.word(level, index);
+        let success = ordering("release without release", Ordering::AcqRel);
+        let mut bits = word.load(Ordering::Relaxed);
+        loop {
+            debug_assert_eq!(bits & mask, mask, "released what was not taken");
+            let rest = bits & !mask;
+            let empty = rest == 0 && !mutant("emptied word left open");
+            let closes = (empty || mutant("close what is not empty")) && !self.is_top(level);
+            let after = if closes { ALL } else { rest };
+            match word.compare_exchange(bits, after, success, Ordering::Relaxed) {
+                Ok(_) => return if closes { ALL } else { !rest },
+                Err(now) => bits = now,
+            }
+        }
     }
 }
 
