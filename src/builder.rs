@@ -224,8 +224,9 @@ impl Builder {
         let incarnation = random()?;
         let process = process_id()?;
         let unix_name = engine::unix_name_of(&incarnation);
+        let in_what = if self.huge_pages == HugePages::Require { " in huge pages" } else { "" };
         let memory = Memory::shared(self.pool_size, self.huge_pages)
-            .map_err(|error| verbs(error).about(format!("`pool_size` of {} bytes", self.pool_size)))?;
+            .map_err(|error| verbs(error).about(format!("`pool_size` of {} bytes{in_what}", self.pool_size)))?;
         let rails = self.rails(&memory, &advertised, &unix_name)?;
         if rails.is_empty() {
             return bad("allow_paths", format!("of {} none is in this build", self.paths));

@@ -416,7 +416,13 @@ fn huge_pages_are_used_or_refused() {
             let ticket = spec.put(&endpoint, "huge", &PutOptions::default()).unwrap();
             spec.check(&endpoint.get(&ticket, LONG).unwrap());
         }
-        Err(error) => assert!(matches!(error.kind(), ErrorKind::Verbs(_) | ErrorKind::Os { .. }), "{error}"),
+        Err(error) => {
+            assert!(matches!(error.kind(), ErrorKind::Verbs(_) | ErrorKind::Os { .. }), "{error}");
+            assert!(
+                error.to_string().contains("bytes in huge pages: ") && error.to_string().contains("nr_hugepages"),
+                "{error}"
+            );
+        }
     }
 }
 

@@ -67,6 +67,9 @@ impl ErrorKind {
             Self::Os { errno, .. } => system(*errno),
             Self::Verbs(error) => match error.cause {
                 Cause::Os { errno, .. } => system(errno),
+                Cause::Limit { what: "free huge pages", .. } => {
+                    "give the machine more of them (`vm.nr_hugepages`), or build with `HugePages::Try`"
+                }
                 Cause::Limit { .. } => "wait until operations have ended, or raise that limit",
                 Cause::Disconnected => "look at why the peer ended or the network broke, then try again",
                 Cause::Unsupported { .. } | Cause::NotFound { .. } => {

@@ -18,7 +18,10 @@ pub type Result<T, E = Error> = core::result::Result<T, E>;
 /// get: key `step 7` at 192.0.2.1:7000: the deadline passed while waiting for a payload to be put under the key (check
 /// the key and that its producer puts it, or use a later deadline)
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+///
+/// `Debug` gives the same line, so that it is also what `unwrap` and a `main` that returns the error show; `{:#?}` gives
+/// the fields.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error {
     operation: &'static str,
     subject: Option<Box<Subject>>,
@@ -94,6 +97,16 @@ impl fmt::Display for Error {
             }
         }
         write!(f, "{cause} ({})", self.kind.way_out())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        let mut debug = f.debug_struct("Error");
+        debug.field("operation", &self.operation).field("subject", &self.subject).field("kind", &self.kind).finish()
     }
 }
 

@@ -211,6 +211,8 @@ fn every_text_tells_the_cause_and_the_way_out() {
         let error = Error::new("get", kind);
         assert_eq!(error.to_string(), format!("get: {text}"));
         assert!(!text.contains('\n') && error.way_out().is_some());
+        assert_eq!(format!("{error:?}"), error.to_string(), "what `unwrap` and `main` show");
+        assert!(format!("{error:#?}").starts_with("Error {\n    operation: \"get\",\n"));
     }
 }
 
