@@ -15,6 +15,9 @@ fn example(name: &str) -> PathBuf {
         let target = profile.parent().expect("the target directory");
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--locked", "--package", "towline", "--example", name, "--target-dir"]).arg(target);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
         assert!(build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo starts").success());
     }
     file
