@@ -162,7 +162,7 @@ fn run(granules: u64, steps: Vec<Step>) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig::with_cases(50_000))]
 
     #[test]
     fn a_small_pool_does_what_a_sorted_list_does(steps in proptest::collection::vec(step(SMALL), 1..80)) {

@@ -106,7 +106,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4_000))]
+    #![proptest_config(ProptestConfig::with_cases(100_000))]
 
     #[test]
     fn the_state_machine_does_what_its_model_does(steps in proptest::collection::vec((0usize..6, step()), 1..60)) {

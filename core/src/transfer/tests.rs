@@ -180,6 +180,18 @@ fn the_fast_path_takes_few_read_modify_writes() {
     assert_eq!((one_post, eight_posts), (13, 20));
 }
 
+/// A look-up is two loads that depend on each other: the storage's address, and the slot's word. The second is the only atomic
+/// step of it.
+#[test]
+fn a_slot_is_looked_up_with_one_atomic_load() {
+    let table = table(1000);
+    let ids: std::vec::Vec<_> = (0..1000).map(|_| table.create().unwrap()).collect();
+    for id in ids {
+        let state = crate::sync::stop::within(1, || table.state(id));
+        assert_eq!(state.map(|state| state.phase), Ok(Phase::Created));
+    }
+}
+
 /// I2: whatever the threads do to one transfer, one of them is told that it ended, and one releases it.
 #[test]
 fn many_threads_end_a_transfer_exactly_once() {
