@@ -144,6 +144,10 @@ impl<P: Pool> Thread<'_, P> {
     }
 }
 
+/// The region of which the mix takes half. A larger region is half full all the same: every second 8 MiB are taken and stay,
+/// so that what grows is what the allocator has to look at, and not the number of extents that no cache holds.
+const REGION: u64 = 1 << 18;
+
 fn each<P: Pool>(
     pool: &P,
     mix: Mix,
@@ -152,7 +156,10 @@ fn each<P: Pool>(
     cross: bool,
     work: impl Fn(&mut Thread<'_, P>, &Barrier) + Sync,
 ) -> u64 {
-    let count = (granules as f64 / 2.0 / mix.mean()) as usize / threads;
+    let count = (granules.min(REGION) as f64 / 2.0 / mix.mean()) as usize / threads;
+    let large = (granules - granules.min(REGION)) / 2048;
+    let taken: Vec<_> = (0..large).map(|_| pool.alloc(2048).expect("there is room")).collect();
+    taken.iter().step_by(2).for_each(|&token| pool.free(token, 2048));
     let mail = Mailbox { slots: (0..2).map(|_| std::sync::Mutex::new(Vec::new())).collect() };
     let (gate, failed) = (Barrier::new(threads), AtomicUsize::new(0));
     std::thread::scope(|scope| {
@@ -190,6 +197,31 @@ fn each<P: Pool>(
         pool.free(token, n);
     }
     failed.into_inner() as u64
+}
+
+/// One extent of 1 GiB in a region of 4 GiB that extents of all sizes were in: ns for a pair, and of one allocation the median
+/// and the 99.9th percentile.
+fn one_gib<P: Pool>(repeats: usize) -> (f64, f64, f64) {
+    let pool = P::make(4 * REGION);
+    let mut random = Random(77);
+    let mut live: Vec<_> =
+        std::iter::from_fn(|| Some(Mix::Log.draw(&mut random))).map_while(|n| Some((pool.alloc(n)?, n))).collect();
+    while !live.is_empty() {
+        let (token, n) = live.swap_remove(random.below(live.len() as u64) as usize);
+        pool.free(token, n);
+    }
+    let mut times = Vec::new();
+    let start = Instant::now();
+    let count = 1000 * repeats;
+    for _ in 0..count {
+        let before = Instant::now();
+        let token = pool.alloc(REGION).expect("all is free");
+        times.push(before.elapsed().as_nanos() as f64);
+        pool.free(token, REGION);
+    }
+    let pair = start.elapsed().as_nanos() as f64 / count as f64;
+    times.sort_by(f64::total_cmp);
+    (pair, times[count / 2], times[count * 999 / 1000])
 }
 
 /// Pairs a second, all threads together.
@@ -296,22 +328,26 @@ fn bench<P: Pool>(options: &Options, peer: &str, threads: &[usize], region: u64,
             let runs = (0..options.repeats).map(|_| speed::<P>(mix, granules, threads, cross, options.seconds));
             let rate = median(runs.collect());
             let (p50, p999) = latency::<P>(mix, granules, threads, cross);
-            let (ns, fill) = (1e9 / rate, filled.map_or("null".into(), |fill| format!("{fill:.3}")));
-            eprintln!(
-                "{peer:<34} {:<15} {threads}T {:<5} {:>5} MiB {ns:7.1} ns/pair {:7.2} Mpairs/s  p50 {p50:6.0} p99.9 {p999:7.0}  fill {fill}",
-                mix.name(),
-                if cross { "cross" } else { "own" },
-                region >> 20,
-                rate / 1e6,
-            );
-            println!(
-                "{{\"peer\":\"{peer}\",\"mix\":\"{}\",\"threads\":{threads},\"cross_free\":{cross},\"region_bytes\":{region},\
-                 \"ns_per_pair\":{ns:.2},\"mpairs_per_s\":{:.4},\"p50_ns\":{p50:.0},\"p999_ns\":{p999:.0},\"fill\":{fill}}}",
-                mix.name(),
-                rate / 1e6,
-            );
+            let fill = filled.map_or("null".into(), |fill| format!("{fill:.3}"));
+            row(peer, mix.name(), threads, cross, region, 1e9 / rate, p50, p999, &fill);
         }
     }
+}
+
+#[expect(clippy::too_many_arguments, reason = "the columns of one table")]
+fn row(peer: &str, mix: &str, threads: usize, cross: bool, region: u64, ns: f64, p50: f64, p999: f64, fill: &str) {
+    let rate = 1e3 / ns;
+    let how = if cross { "cross" } else { "own" };
+    let mib = region >> 20;
+    eprintln!(
+        "{peer:<30} {mix:<19} {threads}T {how:<5} {mib:>7} MiB {ns:7.1} ns/pair {rate:7.2} Mpairs/s  p50 {p50:6.0} \
+         p99.9 {p999:7.0}  fill {fill}",
+    );
+    println!(
+        "{{\"peer\":\"{peer}\",\"mix\":\"{mix}\",\"threads\":{threads},\"cross_free\":{cross},\
+         \"region_bytes\":{region},\"ns_per_pair\":{ns:.2},\"mpairs_per_s\":{rate:.4},\"p50_ns\":{p50:.0},\
+         \"p999_ns\":{p999:.0},\"fill\":{fill}}}",
+    );
 }
 
 fn main() {
@@ -323,6 +359,12 @@ fn main() {
     };
     let (gib, all) = (1 << 30, &Mix::ALL[..]);
     bench::<Towline>(&options, "towline", &[1, 2], gib, all, true);
+    bench::<Towline>(&options, "towline", &[1], 64 * gib, &[Mix::Small], false);
+    bench::<Towline>(&options, "towline", &[1], 1024 * gib, &[Mix::Small], false);
+    if "towline".contains(&options.filter) {
+        let (pair, p50, p999) = one_gib::<Towline>(options.repeats);
+        row("towline", "one extent of 1 GiB", 1, false, 4 * gib, pair, p50, p999, "null");
+    }
     bench::<Bare<OffsetAllocator>>(&options, "offset-allocator no lock", &[1], gib, all, true);
     bench::<StdMutex<OffsetAllocator>>(&options, "offset-allocator std mutex", &[1, 2], gib, all, false);
     bench::<ParkingLot<OffsetAllocator>>(&options, "offset-allocator parking_lot", &[1, 2], gib, all, false);
