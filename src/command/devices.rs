@@ -5,6 +5,7 @@ use super::args::Path;
 use std::io::Write;
 use std::sync::Arc;
 use towline_verbs::Provider;
+use towline_verbs::ibv::IbvProvider;
 use towline_verbs::shm::{ShmConfig, ShmProvider};
 use towline_verbs::tcp::{TcpConfig, TcpProvider};
 
@@ -86,16 +87,12 @@ fn list(provider: &dyn Provider) -> Result<String, String> {
 }
 
 fn rdma() -> Result<String, String> {
-    let library = match find_library("libibverbs.so.1") {
-        Some(found) => format!("{found} is here"),
-        None => "libibverbs.so.1 is not here".into(),
+    let devices = IbvProvider::new().map_err(|e| e.to_string()).and_then(|provider| list(&provider));
+    let here = match devices {
+        Ok(devices) => format!("here: {devices}"),
+        Err(reason) => format!("here: {reason}"),
     };
-    let devices = std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
-    let devices = match devices {
-        0 => "no device in /sys/class/infiniband".into(),
-        n => format!("{n} devices in /sys/class/infiniband"),
-    };
-    Err(format!("not in this build, which has no libibverbs provider yet ({library}; {devices})"))
+    Err(format!("not in this build, whose endpoints do not use the libibverbs provider yet ({here})"))
 }
 
 /// Where the dynamic loader would find `name`, as far as the usual folders go.

@@ -1,8 +1,9 @@
 //! Devices, protection domains, memory regions, completion queues and queue pairs: the objects of RDMA verbs, over
 //! whatever this machine has.
 //!
-//! A [`Provider`] offers [`Device`]s of one kind: shared memory ([`shm`]), TCP ([`tcp`]) or, with the feature `sim`, a
-//! simulated network. All give the same five objects with the same rules, those of the verbs specification:
+//! A [`Provider`] offers [`Device`]s of one kind: shared memory ([`shm`]), TCP ([`tcp`]), InfiniBand and RoCE ([`ibv`])
+//! or, with the feature `sim`, a simulated network. All give the same five objects with the same rules, those of the verbs
+//! specification:
 //!
 //! - work requests of one queue pair are started in the order posted, and each ends in exactly one [`Completion`];
 //! - a queue pair in the error state flushes: every request not yet done completes with
@@ -25,6 +26,7 @@ mod completion_queue;
 pub mod copy;
 mod device;
 mod error;
+pub mod ibv;
 pub mod memory;
 mod memory_region;
 mod protection_domain;

@@ -70,6 +70,8 @@ pub enum CompletionStatus {
     LocalLength,
     /// Local memory did not allow the access.
     LocalProtection,
+    /// The device could not do it: the queue pair or the device itself is broken, or says no more than that.
+    LocalOperation,
     /// The peer refused: key unknown or revoked, out of bounds, or a right missing.
     RemoteAccess,
     /// The peer could not make sense of the request, or had no receive for it.
@@ -92,6 +94,7 @@ impl CompletionStatus {
             Self::Flushed => "flushed: the queue pair went to the error state before this request was done",
             Self::LocalLength => "local length error: the message is longer than the receive posted for it",
             Self::LocalProtection => "local protection error",
+            Self::LocalOperation => "local operation error",
             Self::RemoteAccess => "remote access error: key unknown or revoked, out of bounds, or a right missing",
             Self::RemoteInvalidRequest => "remote invalid request",
             Self::RemoteOperation => "remote operation error",

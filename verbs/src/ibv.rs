@@ -1,0 +1,174 @@
+//! The libibverbs provider: InfiniBand and RoCE, through the library of this machine, found at run time.
+//!
+//! Objects are the library's, one to one, and are destroyed in the only legal order by construction: each holds what it
+//! depends on. Completions come through one channel a device, whose descriptor is part of [`Device::event_fd`].
+//!
+//! # Connecting
+//!
+//! An address holds queue pair number, GID, LID, partition key, link layer, path MTU, how many reads the end answers at a
+//! time, and a random sequence number; both ends take the smaller of what both have, and refuse by name what does not fit
+//! (another link layer, partition, or address family). Nothing goes over the network: [`QueuePair::connect`](crate::QueuePair::connect) is done when it
+//! returns, and what is sent before the other end is connected is sent again by the device.
+//!
+//! # Failure
+//!
+//! A request that ends in anything but success, an asynchronous event of the queue pair or the device, or the caller takes
+//! the queue pair to the error state, and what was posted flushes. When the last handle is gone, or when a fence is asked
+//! for ([`QueuePair::is_fenced`](crate::QueuePair::is_fenced)), the library's queue pair is destroyed: after that the device touches
+//! nothing for it any more, and requests that it had not completed complete as flushed. That matters: soft-RoCE never
+//! completes a receive that is posted in the error state.
+//!
+//! # What is not here yet
+//!
+//! Memory windows (`scoped_keys` is false), inline sends, selective signalling, extended posting, iWARP, splitting a region
+//! that is larger than the device takes (it is refused), device memory. The endpoint of `towline` does not use this provider
+//! yet.
+
+use crate::backend::Provider;
+use crate::{Capabilities, Cause, Device, DeviceInfo, Error, ProviderKind, Result};
+use rdma_core_sys::{IBV_LINK_LAYER_INFINIBAND, IBV_PORT_ACTIVE, IBV_TRANSPORT_IB, Library, Unavailable};
+use std::sync::Arc;
+
+mod address;
+mod completion_queue;
+mod device;
+mod domain;
+mod queue_pair;
+mod status;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+/// Most local slices of one request that are asked of a device: more cost room in every queue entry.
+const MAX_SGE: u32 = 16;
+/// Longest request that is proposed to callers: a device is at its speed well below it, and soft-RoCE falls off above.
+const PREFERRED_CHUNK: u64 = 1 << 20;
+
+/// Turns what the library's verb answered into an error.
+fn failed(verb: &'static str, call: &'static str, error: rdma_core_sys::Error) -> Error {
+    use rdma_core_sys::Error as Sys;
+    let cause = match error {
+        Sys::NoSymbol(_) => Cause::Unsupported { what: "a function of a newer libibverbs" },
+        Sys::NoOperation(what) => Cause::Unsupported { what },
+        other => Cause::Os { errno: other.errno(), call },
+    };
+    Error::new(verb, cause)
+}
+
+/// Turns the reason why there are no devices into an error.
+fn unavailable(verb: &'static str, reason: &Unavailable) -> Error {
+    let cause = match reason {
+        Unavailable::NoLibrary { .. } => Cause::NotFound { what: "libibverbs.so.1 (install rdma-core)" },
+        Unavailable::NoKernelSupport => Cause::NotFound { what: "RDMA in this kernel (modprobe ib_uverbs)" },
+        Unavailable::NoDevice => Cause::NotFound { what: "RDMA device" },
+        Unavailable::NoList(error) => return failed(verb, "ibv_get_device_list", *error),
+        _ => Cause::Unsupported { what: "this libibverbs.so.1 (rdma-core 24 or newer is needed)" },
+    };
+    Error::new(verb, cause)
+}
+
+/// The libibverbs provider.
+#[derive(Debug, Clone)]
+pub struct IbvProvider {
+    library: &'static Library,
+}
+
+impl IbvProvider {
+    /// A provider over the libibverbs of this machine.
+    ///
+    /// # Errors
+    /// [`Cause::NotFound`] without the library; [`Cause::Unsupported`] with one that is too old.
+    pub fn new() -> Result<Self> {
+        match Library::load() {
+            Ok(library) => Ok(Self { library }),
+            Err(reason) => Err(unavailable("load", &reason)),
+        }
+    }
+
+    /// A provider over another table of functions.
+    #[cfg(test)]
+    fn over(library: &'static Library) -> Self {
+        Self { library }
+    }
+
+    /// Opens each device of the list that `wanted` takes by its name.
+    fn open_each(&self, verb: &'static str, wanted: impl Fn(&str) -> bool) -> Result<Vec<Found>> {
+        let list = self.library.devices().map_err(|reason| unavailable(verb, &reason))?;
+        let mut found = vec![];
+        for index in 0..list.len() {
+            let Some(name) = list.name(index).filter(|name| wanted(name)) else { continue };
+            let context = sys::Context::open(self.library, &list, index)?;
+            found.push(Found { name, context: Arc::new(context) });
+        }
+        Ok(found)
+    }
+}
+
+/// A device that was opened to look at it.
+struct Found {
+    name: String,
+    context: Arc<sys::Context>,
+}
+
+impl Found {
+    /// What it is and can do, and the port of it to use: the first that is active.
+    fn describe(&self) -> Result<(DeviceInfo, device::Port)> {
+        const VERB: &str = "open_device";
+        if self.context.transport() != IBV_TRANSPORT_IB {
+            return Err(Error::new(VERB, Cause::Unsupported { what: "iWARP, which needs librdmacm," }));
+        }
+        let attr = self.context.query_device()?;
+        let mut active = None;
+        for number in 1..=attr.phys_port_cnt {
+            let port = self.context.query_port(number)?;
+            if port.state == IBV_PORT_ACTIVE {
+                active = Some((number, port));
+                break;
+            }
+        }
+        let (number, port) = active.ok_or(Error::new(VERB, Cause::NotFound { what: "active port of this device" }))?;
+        let positive = |value: i32| u32::try_from(value).unwrap_or(0);
+        let mut capabilities = Capabilities::new(port.max_msg_sz.into(), positive(attr.max_qp_wr));
+        capabilities.preferred_chunk = PREFERRED_CHUNK.min(port.max_msg_sz.into());
+        // Some devices take fewer slices for reads; those that say 0 have no limit of their own.
+        let reads = if attr.max_sge_rd > 0 { attr.max_sge_rd } else { attr.max_sge };
+        capabilities.max_sge = positive(attr.max_sge.min(reads)).clamp(1, MAX_SGE);
+        capabilities.max_cqe = positive(attr.max_cqe);
+        let layer = if port.link_layer == IBV_LINK_LAYER_INFINIBAND { "InfiniBand" } else { "RoCE" };
+        let mtu = 128u32 << port.active_mtu.min(5);
+        let description = format!("{layer}, port {number}, MTU {mtu}");
+        let info = DeviceInfo::new(self.name.clone(), ProviderKind::Ibv, capabilities, description);
+        Ok((info, device::Port::new(&self.context, number, &port, &attr)?))
+    }
+}
+
+impl Provider for IbvProvider {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Ibv
+    }
+
+    /// The devices with an active port that this provider can use. If there are some and none of them can be used, the
+    /// error is that of the first.
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let described: Vec<_> = self.open_each("get_device_list", |_| true)?.iter().map(Found::describe).collect();
+        let mut refusal = None;
+        let mut infos = vec![];
+        for device in described {
+            match device {
+                Ok((info, _)) => infos.push(info),
+                Err(error) => refusal = refusal.or(Some(error)),
+            }
+        }
+        match refusal {
+            Some(error) if infos.is_empty() => Err(error),
+            _ => Ok(infos),
+        }
+    }
+
+    fn open(&self, name: &str) -> Result<Device> {
+        let found = self.open_each("open_device", |other| other == name)?.into_iter().next();
+        let found = found.ok_or(Error::new("open_device", Cause::NotFound { what: "RDMA device" }))?;
+        let (info, port) = found.describe()?;
+        Ok(Device::from_backend(Arc::new(device::IbvDevice::new(found.context, info, port)?)))
+    }
+}

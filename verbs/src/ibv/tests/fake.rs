@@ -1,0 +1,446 @@
+//! A libibverbs of fakes, a world of its own for each thread: one device, whose objects count what depends on them as the
+//! kernel does, whose queues complete what a test says, and whose calls fail when a test says so.
+#![allow(unsafe_code)]
+
+use crate::ibv::IbvProvider;
+use core::cell::RefCell;
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr;
+use rdma_core_sys::*;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+thread_local! {
+    static WORLD: RefCell<World> = RefCell::default();
+}
+
+/// What this thread's fakes have seen, and what they are to do.
+#[derive(Debug, Default)]
+pub(super) struct World {
+    /// How many of each kind of object there are.
+    pub(super) live: BTreeMap<&'static str, u32>,
+    /// Objects that were made, by address: kind, and what they depend on.
+    objects: HashMap<usize, (&'static str, Vec<usize>)>,
+    /// Destructions that were refused, as something still depended on the object.
+    pub(super) busy: Vec<&'static str>,
+    /// Calls that can fail, in order.
+    pub(super) calls: Vec<&'static str>,
+    /// Which of these calls, counted from 0, fails; and with which error number.
+    pub(super) fail: Option<(usize, c_int)>,
+    /// Requests that were posted: number and opcode.
+    pub(super) posted: Vec<(u64, u32)>,
+    /// How many requests a call of post_send takes before it fails.
+    pub(super) post_takes: Option<usize>,
+    pub(super) completions: VecDeque<ibv_wc>,
+    pub(super) poll_fails: bool,
+    pub(super) destroying_fails: bool,
+    /// Asynchronous events that have happened, and the descriptor that tells of them.
+    pub(super) events: VecDeque<ibv_async_event>,
+    async_fd: c_int,
+    /// The queue pair that was made last.
+    pub(super) last_qp: usize,
+    pub(super) events_acknowledged: u32,
+    /// States that queue pairs were set to.
+    pub(super) states: Vec<u32>,
+    next_number: u32,
+}
+
+/// Looks at or changes this thread's world.
+pub(super) fn world<R>(look: impl FnOnce(&mut World) -> R) -> R {
+    WORLD.with_borrow_mut(look)
+}
+
+impl World {
+    /// Notes a call that can fail; whether it does now.
+    fn fails(&mut self, call: &'static str) -> bool {
+        let at = self.calls.len();
+        self.calls.push(call);
+        match self.fail {
+            Some((when, errno)) if when == at => {
+                set_errno(errno);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn made<T>(&mut self, kind: &'static str, object: T, on: &[usize]) -> *mut T {
+        let made = Box::into_raw(Box::new(object));
+        self.objects.insert(made.addr(), (kind, on.to_vec()));
+        *self.live.entry(kind).or_default() += 1;
+        made
+    }
+
+    /// Takes an object away, unless something depends on it.
+    fn unmade<T>(&mut self, object: *mut T) -> c_int {
+        let at = object.addr();
+        if self.objects.values().any(|(_, on)| on.contains(&at)) {
+            self.busy.push(self.objects[&at].0);
+            return libc::EBUSY;
+        }
+        let (kind, _) = self.objects.remove(&at).expect("destroyed once");
+        *self.live.get_mut(kind).expect("was made") -= 1;
+        // SAFETY: made by `made`, of this type, and taken away once.
+        drop(unsafe { Box::from_raw(object) });
+        0
+    }
+
+    /// How many objects there are.
+    pub(super) fn count(&self) -> u32 {
+        self.live.values().sum()
+    }
+}
+
+/// A completion of a request that was posted.
+pub(super) fn completes(wr_id: u64, status: u32) {
+    world(|world| world.completions.push_back(ibv_wc { wr_id, status, byte_len: 9, ..zeroed() }));
+}
+
+/// An asynchronous event happens, to the queue pair at this address if it is one of a queue pair.
+pub(super) fn happens(event_type: u32, qp: usize) {
+    let element = ibv_async_event_element { qp: ptr::without_provenance_mut(qp) };
+    let fd = world(|world| {
+        world.events.push_back(ibv_async_event { element, event_type });
+        world.async_fd
+    });
+    let one = 1u64;
+    // SAFETY: a descriptor of ours, 8 bytes.
+    unsafe { libc::write(fd, (&raw const one).cast(), 8) };
+}
+
+fn set_errno(errno: c_int) {
+    // SAFETY: the call has no precondition.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: this thread's own.
+    unsafe { place.write(errno) };
+}
+
+/// A descriptor for what wants one.
+fn descriptor() -> c_int {
+    // SAFETY: the call takes integers.
+    unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }
+}
+
+fn close(fd: c_int) {
+    // SAFETY: a descriptor of ours.
+    unsafe { libc::close(fd) };
+}
+
+/// What a fake was given is alive.
+fn at<'a, T>(pointer: *mut T) -> &'a mut T {
+    // SAFETY: the provider hands in what the fakes made, or its own memory, for the time of the call.
+    unsafe { &mut *pointer }
+}
+
+extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    *at(count) = 1;
+    let mut device: ibv_device = zeroed();
+    (device.node_type, device.transport_type) = (IBV_NODE_CA, IBV_TRANSPORT_IB);
+    let device = Box::leak(Box::new(device)); // devices stay as long as they are open; these are few
+    Box::into_raw(Box::new([ptr::from_mut(device), ptr::null_mut()])).cast()
+}
+
+extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: made by `get_device_list`.
+    drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) });
+}
+
+extern "C" fn get_device_name(_: *mut ibv_device) -> *const c_char {
+    c"fake0".as_ptr()
+}
+
+extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    world(|world| {
+        if world.fails("open_device") {
+            return ptr::null_mut();
+        }
+        let mut table: verbs_context = zeroed();
+        table.sz = size_of::<verbs_context>();
+        table.query_port = Some(query_port);
+        let context = &mut table.context;
+        world.async_fd = descriptor();
+        (context.device, context.async_fd) = (device, world.async_fd);
+        context.abi_compat = ptr::without_provenance_mut(__VERBS_ABI_IS_EXTENDED);
+        context.ops.poll_cq = Some(poll_cq);
+        context.ops.req_notify_cq = Some(req_notify_cq);
+        context.ops.post_send = Some(post_send);
+        context.ops.post_recv = Some(post_recv);
+        let table = world.made("context", table, &[]);
+        // SAFETY: just made.
+        unsafe { &raw mut (*table).context }
+    })
+}
+
+/// The table that a context lies in.
+fn table(context: *mut ibv_context) -> *mut verbs_context {
+    context.wrapping_byte_sub(core::mem::offset_of!(verbs_context, context)).cast()
+}
+
+extern "C" fn close_device(context: *mut ibv_context) -> c_int {
+    let fd = at(context).async_fd;
+    let closed = world(|world| world.unmade(table(context)));
+    if closed == 0 {
+        close(fd);
+        return 0;
+    }
+    set_errno(closed);
+    -1
+}
+
+extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    if world(|world| world.fails("query_device")) {
+        return libc::EIO;
+    }
+    *at(attr) = ibv_device_attr {
+        phys_port_cnt: 2,
+        max_qp_wr: 100,
+        max_sge: 4,
+        max_cqe: 1000,
+        max_mr_size: 1 << 30,
+        max_qp_rd_atom: 128,
+        max_qp_init_rd_atom: 8,
+        ..zeroed()
+    };
+    0
+}
+
+unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, _: usize) -> c_int {
+    if world(|world| world.fails("query_port")) {
+        return libc::EIO;
+    }
+    *at(attr) = ibv_port_attr {
+        // The first port is down.
+        state: if port == 1 { IBV_PORT_DOWN } else { IBV_PORT_ACTIVE },
+        link_layer: IBV_LINK_LAYER_ETHERNET,
+        active_mtu: IBV_MTU_4096,
+        max_msg_sz: 1 << 30,
+        pkey_tbl_len: 2,
+        ..zeroed()
+    };
+    0
+}
+
+extern "C" fn query_gid_table(_: *mut ibv_context, entries: *mut ibv_gid_entry, _: usize, _: u32, _: usize) -> isize {
+    if world(|world| world.fails("query_gid_table")) {
+        return -(libc::EIO as isize);
+    }
+    let raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1];
+    *at(entries) = ibv_gid_entry {
+        gid: ibv_gid { raw },
+        gid_index: 3,
+        port_num: 2,
+        gid_type: IBV_GID_TYPE_ROCE_V2,
+        ndev_ifindex: 1,
+    };
+    1
+}
+
+extern "C" fn query_pkey(_: *mut ibv_context, _: u8, index: c_int, pkey: *mut u16) -> c_int {
+    if world(|world| world.fails("query_pkey")) {
+        return -1;
+    }
+    // A limited member, then a full one.
+    *at(pkey) = if index == 0 { 0x7fff_u16.to_be() } else { 0x8001_u16.to_be() };
+    0
+}
+
+extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    world(|world| match world.fails("alloc_pd") {
+        true => ptr::null_mut(),
+        false => world.made("pd", ibv_pd { context, handle: 0 }, &[table(context).addr()]),
+    })
+}
+
+extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    world(|world| world.unmade(pd))
+}
+
+extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, _: c_int) -> *mut ibv_mr {
+    world(|world| match world.fails("reg_mr") {
+        true => ptr::null_mut(),
+        false => world.made("mr", ibv_mr { pd, addr, length, lkey: 11, rkey: 22, ..zeroed() }, &[pd.addr()]),
+    })
+}
+
+extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    world(|world| world.unmade(mr))
+}
+
+extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    world(|world| match world.fails("create_comp_channel") {
+        true => ptr::null_mut(),
+        false => {
+            let channel = ibv_comp_channel { context, fd: descriptor(), refcnt: 0 };
+            world.made("channel", channel, &[table(context).addr()])
+        }
+    })
+}
+
+extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let fd = at(channel).fd;
+    let destroyed = world(|world| world.unmade(channel));
+    if destroyed == 0 {
+        close(fd);
+    }
+    destroyed
+}
+
+extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    _: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    _: c_int,
+) -> *mut ibv_cq {
+    world(|world| match world.fails("create_cq") {
+        true => ptr::null_mut(),
+        false => {
+            let cq = ibv_cq { context, channel, cqe, ..zeroed() };
+            world.made("cq", cq, &[table(context).addr(), channel.addr()])
+        }
+    })
+}
+
+extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    world(|world| world.unmade(cq))
+}
+
+extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    world(|world| {
+        if world.fails("create_qp") {
+            return ptr::null_mut();
+        }
+        let (context, init) = (at(pd).context, at(init));
+        // Numbers come round at once.
+        world.next_number = world.next_number % 2 + 1;
+        let qp = ibv_qp { context, pd, qp_num: world.next_number, ..zeroed() };
+        let qp = world.made("qp", qp, &[pd.addr(), init.send_cq.addr(), init.recv_cq.addr()]);
+        world.last_qp = qp.addr();
+        qp
+    })
+}
+
+extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int) -> c_int {
+    world(|world| {
+        world.states.push(at(attr).qp_state);
+        // Nothing can be done about a queue pair that does not go to the error state but to destroy it.
+        if at(attr).qp_state != IBV_QPS_ERR && world.fails("modify_qp") { libc::EINVAL } else { 0 }
+    })
+}
+
+extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    world(|world| if world.destroying_fails { libc::EIO } else { world.unmade(qp) })
+}
+
+extern "C" fn get_async_event(_: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    match world(|world| world.events.pop_front()) {
+        Some(next) => {
+            *at(event) = next;
+            0
+        }
+        None => {
+            let (fd, mut count) = (world(|world| world.async_fd), 0u64);
+            // SAFETY: a descriptor of ours, which the provider has made non-blocking; room for 8 bytes.
+            unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
+            set_errno(libc::EAGAIN);
+            -1
+        }
+    }
+}
+
+extern "C" fn ack_async_event(_: *mut ibv_async_event) {
+    world(|world| world.events_acknowledged += 1);
+}
+
+extern "C" fn get_cq_event(_: *mut ibv_comp_channel, _: *mut *mut ibv_cq, _: *mut *mut c_void) -> c_int {
+    set_errno(libc::EAGAIN);
+    -1
+}
+
+extern "C" fn is_fork_initialized() -> u32 {
+    IBV_FORK_UNNEEDED
+}
+
+unsafe extern "C" fn poll_cq(_: *mut ibv_cq, room: c_int, wc: *mut ibv_wc) -> c_int {
+    world(|world| {
+        if world.poll_fails {
+            return -1;
+        }
+        let count = world.completions.len().min(room as usize);
+        for (i, completion) in world.completions.drain(..count).enumerate() {
+            *at(wc.wrapping_add(i)) = completion;
+        }
+        count as c_int
+    })
+}
+
+unsafe extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
+    0
+}
+
+unsafe extern "C" fn post_send(_: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+    world(|world| {
+        let (mut next, mut taken) = (wr, 0);
+        while !next.is_null() {
+            if world.post_takes == Some(taken) {
+                *at(bad) = next;
+                return libc::ENOMEM;
+            }
+            world.posted.push((at(next).wr_id, at(next).opcode));
+            taken += 1;
+            next = at(next).next;
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn post_recv(_: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+    world(|world| {
+        if world.fails("post_recv") {
+            *at(bad) = wr;
+            return libc::EINVAL;
+        }
+        world.posted.push((at(wr).wr_id, u32::MAX));
+        0
+    })
+}
+
+/// Stands for functions that the provider does not call.
+extern "C" fn not_called() {
+    std::process::abort();
+}
+
+fn lookup(symbol: &CStr, _: &CStr) -> *mut c_void {
+    match symbol.to_str().unwrap_or_default() {
+        "ibv_get_device_list" => get_device_list as *mut c_void,
+        "ibv_free_device_list" => free_device_list as *mut c_void,
+        "ibv_get_device_name" => get_device_name as *mut c_void,
+        "ibv_open_device" => open_device as *mut c_void,
+        "ibv_close_device" => close_device as *mut c_void,
+        "ibv_query_device" => query_device as *mut c_void,
+        "_ibv_query_gid_table" => query_gid_table as *mut c_void,
+        "ibv_query_pkey" => query_pkey as *mut c_void,
+        "ibv_alloc_pd" => alloc_pd as *mut c_void,
+        "ibv_dealloc_pd" => dealloc_pd as *mut c_void,
+        "ibv_reg_mr" => reg_mr as *mut c_void,
+        "ibv_dereg_mr" => dereg_mr as *mut c_void,
+        "ibv_create_comp_channel" => create_comp_channel as *mut c_void,
+        "ibv_destroy_comp_channel" => destroy_comp_channel as *mut c_void,
+        "ibv_create_cq" => create_cq as *mut c_void,
+        "ibv_destroy_cq" => destroy_cq as *mut c_void,
+        "ibv_create_qp" => create_qp as *mut c_void,
+        "ibv_modify_qp" => modify_qp as *mut c_void,
+        "ibv_destroy_qp" => destroy_qp as *mut c_void,
+        "ibv_get_async_event" => get_async_event as *mut c_void,
+        "ibv_ack_async_event" => ack_async_event as *mut c_void,
+        "ibv_get_cq_event" => get_cq_event as *mut c_void,
+        "ibv_is_fork_initialized" => is_fork_initialized as *mut c_void,
+        _ => not_called as *mut c_void,
+    }
+}
+
+/// A provider over the fakes.
+pub(super) fn provider() -> IbvProvider {
+    // SAFETY: each fake has the signature of the function that it stands for; what is not called ends the test.
+    let library = unsafe { Library::resolve(lookup) }.unwrap();
+    IbvProvider::over(Box::leak(Box::new(library)))
+}
