@@ -59,7 +59,7 @@ fn failed(verb: &'static str, call: &'static str, error: rdma_core_sys::Error) -
 fn unavailable(verb: &'static str, reason: &Unavailable) -> Error {
     let cause = match reason {
         Unavailable::NoLibrary { .. } => Cause::NotFound { what: "libibverbs.so.1 (install rdma-core)" },
-        Unavailable::NoKernelSupport => Cause::NotFound { what: "RDMA in this kernel (modprobe ib_uverbs)" },
+        Unavailable::NoKernelSupport => Cause::NotFound { what: "kernel support for RDMA (modprobe ib_uverbs)" },
         Unavailable::NoDevice => Cause::NotFound { what: "RDMA device" },
         Unavailable::NoList(error) => return failed(verb, "ibv_get_device_list", *error),
         _ => Cause::Unsupported { what: "this libibverbs.so.1 (rdma-core 24 or newer is needed)" },
