@@ -68,6 +68,15 @@ impl Pool {
         }
     }
 
+    /// Several buffers now, or the reason why not all of them.
+    pub(crate) fn allocate_all(self: &Arc<Self>, operation: &'static str, lens: &[u64]) -> Result<Vec<Buffer>> {
+        let total = self.check_all(operation, lens)?;
+        match self.room.allocate_all(lens) {
+            Some(extents) => Ok(self.own(extents, lens)),
+            None => Err(self.full(operation, total)),
+        }
+    }
+
     /// Joins the queue for `len` bytes. `notify` is called once, without a lock held, when the buffer is there to be
     /// [taken](Waiter::take): from any thread, and from within this call if there is room already.
     pub(crate) fn wait(
@@ -76,8 +85,19 @@ impl Pool {
         len: u64,
         notify: impl Fn() + Send + Sync + 'static,
     ) -> Result<Arc<Waiter>> {
-        self.check(operation, len)?;
-        Ok(Arc::new(Waiter { pool: self.clone(), turn: self.room.wait(len, notify) }))
+        self.wait_all(operation, vec![len], notify)
+    }
+
+    /// The same for several buffers at once: whoever waits for them holds none meanwhile, so that two who need much do
+    /// not wait for each other.
+    pub(crate) fn wait_all(
+        self: &Arc<Self>,
+        operation: &'static str,
+        lens: Vec<u64>,
+        notify: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Arc<Waiter>> {
+        self.check_all(operation, &lens)?;
+        Ok(Arc::new(Waiter { pool: self.clone(), turn: self.room.wait_all(lens, notify) }))
     }
 
     /// The error that says how full it is.
@@ -87,6 +107,19 @@ impl Pool {
 
     fn layout(&self) -> PoolLayout {
         self.room.extents().layout()
+    }
+
+    /// Each is at least one byte, and all fit into the pool; their sum.
+    fn check_all(&self, operation: &'static str, lens: &[u64]) -> Result<u64> {
+        let total = lens.iter().fold(0, |total: u64, len| total.saturating_add(*len));
+        lens.iter().try_for_each(|len| self.check(operation, *len))?;
+        self.check(operation, total)?;
+        Ok(total)
+    }
+
+    fn own(self: &Arc<Self>, extents: Vec<Extent>, lens: &[u64]) -> Vec<Buffer> {
+        let own = |(extent, len): (Extent, &u64)| Buffer { pool: self.clone(), extent, len: *len };
+        extents.into_iter().zip(lens).map(own).collect()
     }
 
     fn check(&self, operation: &'static str, len: u64) -> Result<()> {
@@ -115,8 +148,13 @@ pub(crate) struct Waiter {
 impl Waiter {
     /// The buffer, once, if it is there.
     pub(crate) fn take(&self) -> Option<Buffer> {
-        let extent = self.turn.take()?;
-        Some(Buffer { pool: self.pool.clone(), extent, len: self.turn.need() })
+        self.take_all()?.pop()
+    }
+
+    /// The buffers, once, if they are there.
+    pub(crate) fn take_all(&self) -> Option<Vec<Buffer>> {
+        let extents = self.turn.take_all()?;
+        Some(self.pool.own(extents, self.turn.needs()))
     }
 
     /// Leaves the queue; a buffer that was granted meanwhile goes to whoever is next.
@@ -127,7 +165,7 @@ impl Waiter {
 
 impl fmt::Debug for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiter").field("need", &self.turn.need()).finish_non_exhaustive()
+        f.debug_struct("Waiter").field("needs", &self.turn.needs()).finish_non_exhaustive()
     }
 }
 

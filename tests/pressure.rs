@@ -116,10 +116,10 @@ fn a_put_of_bytes_waits_for_room_too() {
 fn a_put_of_bytes_for_which_there_is_no_room_fails_at_the_deadline_and_leaks_nothing() {
     let producer = Options::default().pool(MIB).alloc_timeout(Duration::from_millis(100)).build().unwrap();
     let kept = Spec::bytes(512 * KIB, 1).put(&producer, "kept", &PutOptions::default()).unwrap();
-    // The second of its parts finds no room; the first is given back.
+    // There is room for one of its parts, and none for both: neither is kept meanwhile.
     let parts = Spec::of([part("a", DType::U8, &[400 * KIB], 1), part("b", DType::U8, &[400 * KIB], 2)]).copied();
     let error = parts.put(&producer, "kept", &PutOptions::default()).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::PoolFull { need, .. } if *need == 400 * KIB), "{error}");
+    assert!(matches!(error.kind(), ErrorKind::PoolFull { need, .. } if *need == 800 * KIB), "{error}");
     assert_eq!((producer.stats().pool_free, producer.stats().payloads), (512 * KIB, 1));
     Spec::bytes(512 * KIB, 1).check(&producer.get(&kept, LONG).unwrap());
     assert_whole(&producer);
@@ -296,6 +296,29 @@ fn no_more_payloads_than_the_limit() {
     for key in ["a", "c", "d"] {
         assert!(endpoint.remove_key(key));
     }
+    assert_whole(&endpoint);
+}
+
+#[test]
+fn puts_of_several_parts_do_not_wait_for_each_other() {
+    let endpoint = endpoint(MIB);
+    let bytes = vec![7; 400 << 10];
+    // Any two of these puts have room for one part each, and none for a second.
+    let put = |key: &str| {
+        let part = |name| Part::bytes(name, DType::U8, &[400 << 10], &bytes);
+        endpoint.put(key, [part("a"), part("b")])
+    };
+    together(4, |thread| {
+        for round in 0..50 {
+            let ticket = put(&format!("{thread}")).unwrap_or_else(|error| panic!("{thread}, {round}: {error}"));
+            endpoint.remove(&ticket).unwrap();
+        }
+    });
+    assert_whole(&endpoint);
+    let error = endpoint
+        .put("too much", ["a", "b", "c"].map(|name| Part::bytes(name, DType::U8, &[400 << 10], &bytes)))
+        .unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::PoolTooSmall { need: 1200 << 10, pool: MIB });
     assert_whole(&endpoint);
 }
 

@@ -91,28 +91,36 @@ impl Endpoint {
     }
 
     fn allocate(&self, operation: &'static str, len: usize, timeout: Duration) -> Result<Buffer> {
+        let mut buffers = self.allocate_all(operation, vec![len as u64], timeout)?;
+        buffers.pop().ok_or_else(|| Error::new(operation, ErrorKind::ZeroLength))
+    }
+
+    /// Buffers of these lengths, all or none: who waits for room holds none of them meanwhile, so that two puts of several
+    /// parts do not wait for each other.
+    fn allocate_all(&self, operation: &'static str, lens: Vec<u64>, timeout: Duration) -> Result<Vec<Buffer>> {
         let shared = self.shared();
         shared.check(operation)?;
         shared.room.check(operation)?;
         let pool = &shared.pool;
-        match pool.allocate(operation, len as u64) {
+        match pool.allocate_all(operation, &lens) {
             Err(error) if matches!(error.kind(), ErrorKind::PoolFull { .. }) && !timeout.is_zero() => {}
             other => return other,
         }
         let (sender, receiver) = mpsc::channel();
         let seat = shared.room.enter(operation, sender.clone())?;
-        let waiter = pool.wait(operation, len as u64, move || {
+        let total = lens.iter().sum();
+        let waiter = pool.wait_all(operation, lens, move || {
             let _gone_meanwhile = sender.send(());
         })?;
-        if let Some(buffer) = waiter.take() {
-            return Ok(buffer);
+        if let Some(buffers) = waiter.take_all() {
+            return Ok(buffers);
         }
         let _granted_closed_or_late = receiver.recv_timeout(timeout);
-        // Whatever else ended the wait, the buffer counts if it is there.
+        // Whatever else ended the wait, the buffers count if they are there.
         let error = match seat.leave(operation) {
-            Ok(()) => match waiter.take() {
-                Some(buffer) => return Ok(buffer),
-                None => pool.full(operation, len as u64),
+            Ok(()) => match waiter.take_all() {
+                Some(buffers) => return Ok(buffers),
+                None => pool.full(operation, total),
             },
             Err(closed) => closed,
         };
@@ -166,6 +174,14 @@ impl Endpoint {
     ) -> Result<Ticket> {
         let shared = self.shared();
         shared.check(PUT)?;
+        let parts: Vec<Part<'a>> = parts.into_iter().collect();
+        let copied = parts.iter().filter_map(|part| match &part.data {
+            Data::Bytes(bytes) if !bytes.is_empty() => Some(bytes.len() as u64),
+            Data::Bytes(_) | Data::Buffer(_) => None,
+        });
+        let lens: Vec<u64> = copied.collect();
+        let buffers = if lens.is_empty() { Vec::new() } else { self.allocate_all(PUT, lens, shared.deadline)? };
+        let mut buffers = buffers.into_iter();
         let mut new_parts = Vec::new();
         let mut fills = Vec::new();
         let mut total = 0u64;
@@ -174,9 +190,9 @@ impl Endpoint {
                 Data::Buffer(buffer) => Some(buffer),
                 Data::Bytes([]) => None,
                 Data::Bytes(bytes) => {
-                    let buffer = self.allocate(PUT, bytes.len(), shared.deadline)?;
-                    fills.push(Fill { offset: buffer.offset(), before: total, bytes });
-                    Some(buffer)
+                    let buffer = buffers.next();
+                    fills.extend(buffer.as_ref().map(|buffer| Fill { offset: buffer.offset(), before: total, bytes }));
+                    buffer
                 }
             };
             total += buffer.as_ref().map_or(0, Buffer::len) as u64;

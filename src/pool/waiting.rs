@@ -36,7 +36,8 @@ pub(super) struct Room {
 
 /// A place in the queue.
 pub(super) struct Turn {
-    need: u64,
+    /// One extent for each, all or none: who waits for several holds none of them meanwhile.
+    needs: Vec<u64>,
     state: Mutex<State>,
     notify: Box<dyn Fn() + Send + Sync>,
 }
@@ -44,8 +45,8 @@ pub(super) struct Turn {
 enum State {
     /// In the queue.
     Waiting,
-    /// Out of it, with an extent to be taken.
-    Granted(Extent),
+    /// Out of it, with the extents to be taken.
+    Granted(Vec<Extent>),
     /// Out of it, with nothing.
     Done,
 }
@@ -84,11 +85,33 @@ impl Room {
         self.claim(len)
     }
 
+    /// Several extents now, or none of them.
+    pub(super) fn allocate_all(&self, needs: &[u64]) -> Option<Vec<Extent>> {
+        if self.waiting() > 0 {
+            return None;
+        }
+        let extents = self.claim_all(needs);
+        if extents.is_none() {
+            // Whoever joined the queue meanwhile may have found what was claimed here for a moment.
+            fence(Ordering::SeqCst);
+            if self.waiting() > 0 {
+                self.serve();
+            }
+        }
+        extents
+    }
+
     /// Joins the queue for `len` bytes, of which there are as many in the pool. `notify` is called once, without a lock
     /// held, when the extent is there to be [taken](Turn::take): from any thread, and from within this call if there is
     /// room already.
+    #[cfg(towline_loom)]
     pub(super) fn wait(&self, len: u64, notify: impl Fn() + Send + Sync + 'static) -> Arc<Turn> {
-        let turn = Arc::new(Turn { need: len, state: Mutex::new(State::Waiting), notify: Box::new(notify) });
+        self.wait_all(vec![len], notify)
+    }
+
+    /// The same for several extents at once.
+    pub(super) fn wait_all(&self, needs: Vec<u64>, notify: impl Fn() + Send + Sync + 'static) -> Arc<Turn> {
+        let turn = Arc::new(Turn { needs, state: Mutex::new(State::Waiting), notify: Box::new(notify) });
         let mut queue = held(self.queue.lock());
         queue.push_back(turn.clone());
         if !mutant("counted late") {
@@ -129,7 +152,7 @@ impl Room {
         drop(queue);
         match before {
             State::Granted(_) if mutant("grant of who left lost") => {}
-            State::Granted(extent) => self.release(extent),
+            State::Granted(extents) => extents.into_iter().for_each(|extent| self.release(extent)),
             State::Waiting if mutant("who leaves serves nobody") => {}
             State::Waiting => self.serve(), // it may have been the front that held the others up
             State::Done => {}
@@ -142,8 +165,8 @@ impl Room {
         {
             let mut queue = held(self.queue.lock());
             while let Some(front) = queue.front() {
-                let Some(extent) = self.claim(front.need) else { break };
-                *held(front.state.lock()) = State::Granted(extent);
+                let Some(extents) = self.claim_all(&front.needs) else { break };
+                *held(front.state.lock()) = State::Granted(extents);
                 served.extend(queue.pop_front());
                 self.waiting.fetch_sub(1, Ordering::SeqCst);
             }
@@ -151,6 +174,24 @@ impl Room {
         for turn in served {
             (turn.notify)();
         }
+    }
+
+    /// All or none.
+    fn claim_all(&self, needs: &[u64]) -> Option<Vec<Extent>> {
+        let mut extents = Vec::with_capacity(needs.len());
+        for need in needs {
+            if let Some(extent) = self.claim(*need) {
+                extents.push(extent);
+                continue;
+            }
+            for extent in extents {
+                self.owned.fetch_sub(1, Ordering::Relaxed);
+                let released = self.extents.release(extent);
+                debug_assert!(released.is_ok(), "it was claimed just now: {released:?}");
+            }
+            return None;
+        }
+        Some(extents)
     }
 
     fn claim(&self, len: u64) -> Option<Extent> {
@@ -162,16 +203,26 @@ impl Room {
 
 impl Turn {
     /// The extent, once, if it is there.
+    #[cfg(towline_loom)]
     pub(super) fn take(&self) -> Option<Extent> {
-        let mut state = held(self.state.lock());
-        let State::Granted(extent) = *state else { return None };
-        *state = State::Done;
-        Some(extent)
+        self.take_all()?.pop()
     }
 
-    /// Bytes asked for.
-    pub(super) fn need(&self) -> u64 {
-        self.need
+    /// The extents, once, if they are there.
+    pub(super) fn take_all(&self) -> Option<Vec<Extent>> {
+        let mut state = held(self.state.lock());
+        match std::mem::replace(&mut *state, State::Done) {
+            State::Granted(extents) => Some(extents),
+            before => {
+                *state = before;
+                None
+            }
+        }
+    }
+
+    /// Bytes asked for, each extent's.
+    pub(super) fn needs(&self) -> &[u64] {
+        &self.needs
     }
 }
 
