@@ -80,8 +80,12 @@ pub struct Limits {
     /// Control connections, in both directions together; default: 1024.
     pub links: usize,
     /// Leases that one peer may hold: payloads that it reads or views; default: 4096.
+    ///
+    /// A peer is one endpoint, over all its connections, where it is known to be who it says: with a secret, or over a Unix
+    /// socket of this user. Otherwise it is one connection, and all connections from one address (of IPv6: from one network
+    /// of 64 bits), or of one other user of this host, may hold four times as much together.
     pub leases_per_peer: usize,
-    /// Gets that one peer may have waiting for a key; default: 4096.
+    /// Gets that one peer, in the same sense, may have waiting for a key; default: 4096.
     pub waiting_per_peer: usize,
     /// Gets of this endpoint in progress: at least 1; default: 4096.
     pub gets: usize,

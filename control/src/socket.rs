@@ -300,6 +300,21 @@ impl Stream {
         }
     }
 
+    /// Which user the process at the other end of a Unix socket ran as when it connected or began to listen, by the
+    /// kernel's word; `None` for TCP.
+    ///
+    /// # Errors
+    /// [`SocketError`] with what the system said.
+    pub fn peer_user(&self) -> Result<Option<u32>, SocketError> {
+        match self {
+            Self::Tcp(_) => Ok(None),
+            Self::Unix(stream) => match sys::peer_credentials(stream.as_fd()) {
+                Ok(credentials) => Ok(Some(credentials.uid)),
+                Err(error) => Err(SocketError::new("SO_PEERCRED", error)),
+            },
+        }
+    }
+
     /// Which process is at the other end of a Unix socket, by the kernel's word; `None` for TCP.
     ///
     /// # Errors

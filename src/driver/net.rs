@@ -240,9 +240,12 @@ impl Net {
                 }
             }
             Ok(preface) => {
-                let transport = match stream {
-                    Stream::Tcp(_) => Transport::Tcp,
-                    Stream::Unix(_) => Transport::Unix,
+                let transport = match &stream {
+                    Stream::Tcp(_) => match stream.peer_address() {
+                        Ok(Some(peer)) => Transport::Tcp { peer },
+                        Ok(None) | Err(_) => return, // gone already
+                    },
+                    Stream::Unix(_) => unix_transport(&stream),
                 };
                 if let Ok(link) = engine.accepted(sys::boot_clock(), transport, preface) {
                     self.open(engine, link, stream);
@@ -275,9 +278,13 @@ impl Net {
             let connected = UnixName::new(name).map_err(|error| (libc::EINVAL, error.to_string())).and_then(|name| {
                 Stream::connect(&SocketName::Unix(name)).map_err(|error| (errno(&error), error.to_string()))
             });
+            let connected = connected.and_then(|stream| match engine.may_connect(link, unix_transport(&stream)) {
+                true => Ok(stream),
+                false => Err((libc::EACCES, "the Unix socket of that name is another user's".to_owned())),
+            });
             match connected {
                 Ok(stream) => {
-                    engine.connected(sys::boot_clock(), link, Transport::Unix);
+                    engine.connected(sys::boot_clock(), link, unix_transport(&stream));
                     self.open(engine, link, stream);
                     return;
                 }
@@ -335,7 +342,7 @@ impl Net {
         let Some(Entry::Dialing { link, stream, address, rest, mut tried }) = self.remove(token.0) else { return };
         match connected {
             Ok(()) => {
-                engine.connected(sys::boot_clock(), link, Transport::Tcp);
+                engine.connected(sys::boot_clock(), link, Transport::Tcp { peer: address });
                 self.open(engine, link, stream);
             }
             Err(error) => {
@@ -462,6 +469,12 @@ impl Net {
 
 /// Both directions: events are edge-triggered, so the interest never changes.
 const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
+
+/// A Unix connection, and whose process is at its other end; nobody's known if the kernel does not say.
+fn unix_transport(stream: &Stream) -> Transport {
+    let user = stream.peer_user().ok().flatten();
+    Transport::Unix { user: user.unwrap_or(u32::MAX), own: user == Some(sys::effective_user()) }
+}
 
 fn into_fd(stream: Stream) -> OwnedFd {
     match stream {

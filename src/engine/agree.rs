@@ -29,7 +29,7 @@ impl Engine {
                 if !self.config.paths.allow(path) {
                     return Err(format!("not {path}: not allowed here"));
                 }
-                if link.transport != Some(Transport::Unix) {
+                if !link.transport.is_some_and(Transport::is_unix) {
                     return Err(format!("not {path}: no Unix socket reaches the peer (another network namespace?)"));
                 }
                 return Ok(path);
@@ -213,12 +213,14 @@ impl Engine {
         }
     }
 
-    pub(super) fn queue_pair_refused(&mut self, id: LinkId, connection: u32, text: &str) {
+    pub(super) fn queue_pair_refused(&mut self, id: LinkId, connection: u32, code: QueuePairCode, text: &str) {
         let Some(link) = self.links.get_mut(&id) else { return };
         if link.state != State::Agreeing || link.role != Role::Initiator || link.offered != connection {
             return;
         }
         link.note(&format!("the peer refused: {text}"));
+        // What its policy rules out was no choice; what it lacks or fails at was (I6).
+        link.fell_back |= code != QueuePairCode::NotAllowed;
         link.queue_pair = None;
         self.offer_next(id);
     }
@@ -230,13 +232,16 @@ impl Engine {
         if let (Some(rail), Some(queue_pair)) = (link.rail, &link.queue_pair) {
             self.queue_pairs.insert((rail, queue_pair.number()), id);
         }
-        if link.transport == Some(Transport::Unix) && !link.watched {
+        if link.transport.is_some_and(Transport::is_unix) && !link.watched {
             link.watched = true;
             self.actions.push_back(Action::WatchProcess(id));
         }
         let Some(incarnation) = link.incarnation() else { return };
-        self.by_incarnation.insert(incarnation, id);
+        if self.links.get(&id).is_some_and(|link| link.role == Role::Initiator || self.is_vouched_for(link)) {
+            self.by_incarnation.insert(incarnation, id);
+        }
         self.say_again(id, incarnation);
+        self.send_closes(id); // first: what is still held counts against what is asked for next
         self.send_requests(id);
         self.serve_link(id);
     }

@@ -119,6 +119,7 @@ impl Engine {
         if link.held_back && link.session.backlog() < self.config.limits.backlog / 4 {
             self.process_input(id);
         }
+        self.say_rest(id);
     }
 
     /// The connection ended: `why` in words (`closed by the peer`, an error of the system).
@@ -170,12 +171,10 @@ impl Engine {
 
     /// A link to `target`: one that is there, or a new one.
     pub(super) fn link_to(&mut self, target: &Target) -> Result<LinkId, ErrorKind> {
-        let known = match target.incarnation {
-            Some(incarnation) => self.by_incarnation.get(&incarnation),
-            None => None,
-        };
-        if let Some(id) = known.or_else(|| self.by_address.get(&target.key())) {
-            return Ok(*id);
+        let known = target.incarnation.and_then(|incarnation| self.by_incarnation.get(&incarnation)).copied();
+        let known = known.filter(|known| self.links.get(known).is_some_and(|link| self.leads_to(link, target)));
+        if let Some(id) = known.or_else(|| self.by_address.get(&target.key()).copied()) {
+            return Ok(id);
         }
         self.dial(target.clone(), None)
     }
@@ -227,7 +226,15 @@ impl Engine {
         link.peer = Some(peer);
         if link.role == Role::Responder {
             link.state = State::Agreeing;
-            self.by_incarnation.entry(incarnation).or_insert(id);
+        }
+        let Some(link) = self.links.get(&id) else { return };
+        let (account, vouched) = (self.account_of(link), self.is_vouched_for(link));
+        let Some(link) = self.links.get_mut(&id) else { return };
+        link.account = account;
+        if link.role == Role::Responder {
+            if vouched {
+                self.by_incarnation.entry(incarnation).or_insert(id);
+            }
             return;
         }
         if link.target.incarnation.is_some_and(|expected| expected != incarnation) {
@@ -241,18 +248,19 @@ impl Engine {
             self.fail_link(id, &Failure::Closing);
             return;
         }
+        let target = link.target.clone();
         if let Some(older) = link.upgrade_of.take() {
             self.replace_link(older, id);
         } else if let Some(&other) = self.by_incarnation.get(&incarnation)
             && other != id
-            && self.links.get(&other).is_some_and(Link::is_open)
+            && self.links.get(&other).is_some_and(|other| other.is_open() && self.leads_to(other, &target))
         {
             // Known already under another address, or because it dialled us: one link is enough.
             self.replace_link(id, other);
             return;
         }
         let Some(link) = self.links.get_mut(&id) else { return };
-        if link.transport == Some(Transport::Tcp)
+        if link.transport.is_some_and(|transport| !transport.is_unix())
             && same_host
             && wants_shm
             && !link.upgrade_tried
@@ -286,7 +294,7 @@ impl Engine {
         if let Some(link) = self.links.get_mut(&to) {
             link.gets.extend(gets);
         }
-        self.fail_link(from, &Failure::Lost("another link to the same endpoint took its place".to_owned()));
+        self.fail_link(from, &Failure::Renewed("another link to the same endpoint took its place".to_owned()));
         if self.links.get(&to).is_some_and(Link::is_open) {
             self.send_requests(to);
         }

@@ -1,10 +1,11 @@
 //! How a link ends, and why.
 
 use super::link::{Link, LinkId, State};
+use super::orphans::Orphans;
 use super::{Action, Engine, OperationId};
 use crate::ErrorKind;
 use std::fmt;
-use towline_control::session::SessionError;
+use towline_control::session::{Role, SessionError};
 use towline_control::wire::{self, Frame, Goodbye, GoodbyeCode, KeepAlive, LeaseId, RejectCode};
 
 /// Why a link ended, as its gets see it.
@@ -14,6 +15,8 @@ pub(super) enum Failure {
     Unreachable(ErrorKind),
     /// It broke.
     Lost(String),
+    /// It works, and another takes its place: its gets lose no try by that.
+    Renewed(String),
     /// The peer can't be talked to.
     Protocol(String),
     /// Trying again would end the same way.
@@ -26,7 +29,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable(kind) | Self::Final(kind) => kind.fmt(f),
-            Self::Lost(why) | Self::Protocol(why) => f.write_str(why),
+            Self::Lost(why) | Self::Renewed(why) | Self::Protocol(why) => f.write_str(why),
             Self::Closing => f.write_str("this endpoint is closing"),
         }
     }
@@ -38,7 +41,8 @@ impl Engine {
     }
 
     /// Whether a closed endpoint has still to tell somebody that views of his memory are gone.
-    pub(crate) fn has_last_words(&self) -> bool {
+    #[must_use]
+    pub fn has_last_words(&self) -> bool {
         self.closing && !self.links.is_empty()
     }
 
@@ -55,7 +59,7 @@ impl Engine {
         }
         self.closing_output(id, &mut link, failure);
         self.actions.push_back(Action::Close(id));
-        self.forget_waiting(id, std::mem::take(&mut link.waiting));
+        self.forget_waiting(id, &mut link);
         let mappable = link.rail.is_some_and(|rail| self.rails[rail].device.info().capabilities.mappable);
         if let Some(incarnation) = link.incarnation() {
             let closes = std::mem::take(&mut link.closes);
@@ -63,20 +67,23 @@ impl Engine {
             // use it.
             let cancels: Vec<u64> = std::mem::take(&mut link.requests).into_keys().collect();
             let mut left = std::mem::take(&mut link.unconfirmed);
-            left.closes.extend(closes);
-            left.cancels.extend(cancels);
+            left.append(Orphans { closes, cancels, mapped: true });
             for (_, said) in link.confirming.drain(..) {
-                left.closes.extend(said.closes);
-                left.cancels.extend(said.cancels);
+                left.append(said);
             }
-            // Elsewhere the producer's own fence ends the lease, and there is nothing to be said.
-            if !left.is_empty() && mappable && self.has_room_for_orphans() && !matches!(failure, Failure::Closing) {
-                let orphans = self.orphans.entry(incarnation).or_default();
-                orphans.closes.extend(left.closes);
-                orphans.cancels.extend(left.cancels);
+            if !mappable {
+                left.keep_deliveries();
             }
-            let other = self.links.iter().find(|(_, link)| link.is_open() && link.incarnation() == Some(incarnation));
-            if let Some(other) = other.map(|(other, _)| *other) {
+            if !matches!(failure, Failure::Closing) {
+                self.orphans.add(incarnation, left);
+            }
+            let same = |link: &Link| {
+                link.is_open()
+                    && link.incarnation() == Some(incarnation)
+                    && (link.role == Role::Initiator || self.is_vouched_for(link))
+            };
+            let other = self.links.iter().find(|(_, link)| same(link)).map(|(other, _)| *other);
+            if let Some(other) = other {
                 self.by_incarnation.entry(incarnation).or_insert(other);
                 self.say_again(other, incarnation);
             }
@@ -98,7 +105,7 @@ impl Engine {
             && refused
         {
             // Its Unix name, which it alone had, is nobody's any more: that process has nothing mapped.
-            self.orphans.remove(&incarnation);
+            let _nobody_hears_it = self.orphans.take(incarnation);
         }
         if let Some(older) = link.upgrade_of {
             if let Some(older) = self.links.get_mut(&older) {
@@ -109,7 +116,7 @@ impl Engine {
         }
         let gets: Vec<OperationId> = link.gets.iter().copied().collect();
         for get in gets {
-            self.link_failed_under(get, failure, link.state);
+            self.link_failed_under(get, failure);
         }
     }
 
@@ -131,6 +138,7 @@ impl Engine {
         let goodbye = match failure {
             Failure::Closing => Some(GoodbyeCode::Closing),
             Failure::Protocol(_) => Some(GoodbyeCode::Protocol),
+            Failure::Renewed(_) => Some(GoodbyeCode::Replaced),
             _ => None,
         };
         if let Some(code) = goodbye {

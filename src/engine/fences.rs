@@ -2,18 +2,34 @@
 
 use super::grants::Exposure;
 use super::link::{Link, LinkId};
+use super::payloads::PayloadId;
 use super::{Action, Engine, Timer};
 use crate::error::Gone;
 use towline_control::wire::{self, CloseEntry, Frame, LeaseId, Outcome};
 use towline_verbs::MemoryWindow;
 
+/// Leases that are remembered after their fence until their holders say how they ended (I9).
+const MAX_UNHEARD: usize = 4096;
+
 impl Engine {
     pub(super) fn closes_received(&mut self, id: LinkId, entries: &[CloseEntry]) {
         let Some(peer) = self.links.get(&id).and_then(Link::incarnation) else { return };
         for entry in entries {
-            // A lease is its holder's to close, over whichever link he has now; one that is unknown was closed before.
-            if self.grants.get(&entry.lease()).is_some_and(|grant| grant.peer == peer) {
-                self.close_grant(entry.lease(), id, entry.outcome() == Outcome::Delivered);
+            let (lease, delivered) = (entry.lease(), entry.outcome() == Outcome::Delivered);
+            // A lease is its holder's to close, over whichever link he has now.
+            let theirs = self.grants.get(&lease).is_some_and(|grant| self.speaks_for(id, grant));
+            match self.grants.get_mut(&lease) {
+                Some(_) if theirs => self.close_grant(lease, id, delivered),
+                Some(grant) => grant.hearsay |= delivered && grant.peer == peer,
+                // It was fenced before this word came: a consumer has had the payload all the same.
+                None if delivered => {
+                    if self.unheard.get(&lease).is_some_and(|(holder, _)| *holder == peer)
+                        && let Some((_, payload)) = self.unheard.remove(&lease)
+                    {
+                        self.consumed(payload);
+                    }
+                }
+                None => {} // it was closed before
             }
         }
     }
@@ -23,11 +39,11 @@ impl Engine {
         let (lease, margin) = (self.config.times.lease, self.config.times.drift_margin);
         let Some(link) = self.links.get_mut(&id) else { return };
         link.newest_stamp = link.newest_stamp.max(stamp);
-        let Some(peer) = link.incarnation() else { return };
         let mut unknown = Vec::new();
         for number in leases {
+            let theirs = self.grants.get(number).is_some_and(|grant| self.speaks_for(id, grant) && !grant.fencing);
             match self.grants.get_mut(number) {
-                Some(grant) if grant.peer == peer && !grant.fencing => grant.deadline = now + lease + margin,
+                Some(grant) if theirs => grant.deadline = now + lease + margin,
                 _ => unknown.push(LeaseId::new(*number)),
             }
         }
@@ -75,7 +91,7 @@ impl Engine {
             .map(|(lease, _)| *lease)
             .collect();
         for lease in ended {
-            self.end_grant(lease);
+            self.end_grant_of_the_gone(lease);
         }
     }
 
@@ -90,7 +106,7 @@ impl Engine {
             .map(|(lease, _)| *lease)
             .collect();
         for lease in over {
-            self.end_grant(lease);
+            self.end_grant_of_the_gone(lease);
         }
     }
 
@@ -135,8 +151,12 @@ impl Engine {
     /// Its holder says that he is done. That word frees what he could only read: keys of its own are taken back besides,
     /// and where a copier is still inside, its leaving is awaited.
     pub(super) fn close_grant(&mut self, lease: u64, over: LinkId, delivered: bool) {
-        if delivered {
-            self.consumed(lease);
+        let Some(grant) = self.grants.get_mut(&lease) else { return };
+        let counts = delivered && !grant.heard;
+        grant.heard = true;
+        let payload = grant.payload;
+        if counts {
+            self.consumed(payload);
         }
         let Some(grant) = self.grants.get(&lease) else { return };
         let inside = match &grant.exposure {
@@ -150,6 +170,14 @@ impl Engine {
         } else {
             self.end_grant(lease);
         }
+    }
+
+    /// Its holder can't touch the memory any more and will say nothing more about it.
+    fn end_grant_of_the_gone(&mut self, lease: u64) {
+        if let Some(grant) = self.grants.get_mut(&lease) {
+            grant.heard = true;
+        }
+        self.end_grant(lease);
     }
 
     /// The peer can't touch the memory of `lease` any more.
@@ -166,8 +194,18 @@ impl Engine {
             self.actions.push_back(Action::UnwatchProcess(grant.link));
         }
         let id = grant.payload;
+        self.lease_over(grant.account);
+        if !grant.heard && !grant.hearsay {
+            self.unheard.insert(lease, (grant.peer, id));
+            if self.unheard.len() > MAX_UNHEARD {
+                self.unheard.pop_first();
+            }
+        }
         if let Some(payload) = self.payload_mut(id) {
             payload.readers -= 1;
+        }
+        if !grant.heard && grant.hearsay {
+            self.consumed(id);
         }
         self.touch(id);
         self.collect_payload(id);
@@ -175,9 +213,7 @@ impl Engine {
     }
 
     /// One consumer fewer to come.
-    fn consumed(&mut self, lease: u64) {
-        let Some(grant) = self.grants.get(&lease) else { return };
-        let id = grant.payload;
+    fn consumed(&mut self, id: PayloadId) {
         let Some(payload) = self.payload_mut(id) else { return };
         payload.consumers_left = payload.consumers_left.saturating_sub(1);
         if payload.consumers_left == 0 {

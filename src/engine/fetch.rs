@@ -5,8 +5,8 @@
 //! generation, and a late or foreign one is refused.
 
 use super::end::Failure;
-use super::gets::Stage;
-use super::link::{Link, LinkId};
+use super::gets::{HeldLease, Stage};
+use super::link::{Account, Link, LinkId};
 use super::place::Place;
 use super::placing::Leased;
 use super::{Engine, OperationId, Timer};
@@ -38,9 +38,9 @@ pub(super) struct Fetch {
     id: TransferId,
     operation: OperationId,
     link: LinkId,
-    /// The incarnation that granted the lease.
-    peer: [u8; 16],
-    lease: u64,
+    held: HeldLease,
+    /// For whom its destination is counted while it is in quarantine.
+    account: Option<Account>,
     layout: Layout,
     queue_pair: QueuePair,
     place: Place,
@@ -129,7 +129,7 @@ impl Engine {
         let ((region, base), id) = match prepared {
             Ok(prepared) => prepared,
             Err(kind) => {
-                self.close_lease_on(link_id, CloseEntry::new(leased.lease, Outcome::Failed));
+                self.close_lease_on(link_id, CloseEntry::new(leased.held.lease, Outcome::Failed));
                 self.finish(operation, Err(kind));
                 return;
             }
@@ -160,8 +160,8 @@ impl Engine {
             id,
             operation,
             link: link_id,
-            peer: leased.peer,
-            lease: leased.lease,
+            held: leased.held,
+            account: link.account,
             total: leased.layout.payload_len(),
             layout: leased.layout,
             queue_pair,
@@ -354,7 +354,7 @@ impl Engine {
         }
         // Also when its link has ended: what is mapped stays exposed until its reader says that he is done.
         let outcome = if fencing { Outcome::Failed } else { Outcome::TimedOut };
-        self.close_lease_of(fetch.peer, CloseEntry::new(fetch.lease, outcome));
+        self.close_lease_of(fetch.held, outcome);
         drop(fetch.place);
         if fencing {
             self.fetch_fenced(fetch.operation);
@@ -369,25 +369,25 @@ impl Engine {
             .get(&fetch.link)
             .and_then(|link| link.rail)
             .is_some_and(|rail| self.rails[rail].device.info().capabilities.mappable);
-        let stands = match self.links.get(&fetch.link).and_then(|link| link.held.get(&fetch.lease)) {
+        let stands = match self.links.get(&fetch.link).and_then(|link| link.held.get(&fetch.held.lease)) {
             Some(until) => now < *until || mapped,
             None => false, // the link is gone, and the producer may have ended the lease since
         };
         let whole = fetch.done == fetch.total;
         if whole && stands {
-            self.deliver(fetch.operation, fetch.lease, fetch.layout, Ok(fetch.place.into_storage()));
+            self.deliver(fetch.operation, fetch.held.lease, fetch.layout, Ok(fetch.place.into_storage()));
             return;
         }
         let kind =
             if whole { ErrorKind::LeaseExpired } else { ErrorKind::LayoutMismatch { what: "bytes that arrived" } };
         fetch.place.poison();
-        self.deliver(fetch.operation, fetch.lease, fetch.layout, Err(kind));
+        self.deliver(fetch.operation, fetch.held.lease, fetch.layout, Err(kind));
     }
 
     /// Reads failed, by themselves or because their queue pair broke: another try, or the error.
     fn fetch_failed(&mut self, fetch: &Fetch, status: CompletionStatus, vendor: u32) {
         let operation = fetch.operation;
-        self.close_lease_of(fetch.peer, CloseEntry::new(fetch.lease, Outcome::Failed));
+        self.close_lease_of(fetch.held, Outcome::Failed);
         self.read_refused(operation, status, vendor);
         self.await_link(operation);
         // A failed read breaks its queue pair, and that the whole link: its gets are tried again together when it is
@@ -414,8 +414,9 @@ impl Engine {
                 let _quarantined = self.transfers.quarantine(fetch.id);
                 let bytes = fetch.quarantined().unwrap_or(0);
                 let link = fetch.link;
+                let account = fetch.account;
                 let total: u64 =
-                    self.fetches.values().filter(|other| other.link == link).filter_map(Fetch::quarantined).sum();
+                    self.fetches.values().filter(|other| other.account == account).filter_map(Fetch::quarantined).sum();
                 if total > self.config.limits.quarantine_per_peer || !self.links.contains_key(&link) {
                     self.abandoned_deadline(transfer);
                 } else {
@@ -437,12 +438,12 @@ impl Engine {
         let Some(fetch) = self.fetches.get(&transfer) else { return };
         let link = fetch.link;
         fetch.queue_pair.to_error();
-        self.fail_link(link, &Failure::Lost("reads that a deadline overtook had to be stopped".to_owned()));
+        self.fail_link(link, &Failure::Renewed("reads that a deadline overtook had to be stopped".to_owned()));
     }
 
     pub(super) fn raise_fetch(&mut self, link: LinkId, lease: u64, watermark: u64) {
         let mut raised = false;
-        for fetch in self.fetches.values_mut().filter(|fetch| fetch.link == link && fetch.lease == lease) {
+        for fetch in self.fetches.values_mut().filter(|fetch| fetch.link == link && fetch.held.lease == lease) {
             fetch.watermark = fetch.watermark.max(watermark.min(fetch.total));
             raised = true;
         }

@@ -1,12 +1,12 @@
 //! Frames: what a link's session brings, owned and handed to whom it concerns; and frames out.
 
 use super::end::{Failure, session_failure};
-use super::link::{LinkId, Peer, State};
+use super::link::{Link, LinkId, Peer, State};
 use super::placing::GrantReceived;
 use super::waiting::WaitingGet;
 use super::{Action, Engine, Tick, Timer};
 use towline_control::session::Event;
-use towline_control::wire::{CloseEntry, Frame, GoodbyeCode, RefuseCode};
+use towline_control::wire::{CloseEntry, Frame, GoodbyeCode, QueuePairCode, RefuseCode};
 
 /// A frame of the peer, owned.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(super) enum Incoming {
     Established(Peer),
     QueuePairOpen { connection: u32, provider: u8, address: Vec<u8> },
     QueuePairAccept { connection: u32, address: Vec<u8> },
-    QueuePairRefuse { connection: u32, text: String },
+    QueuePairRefuse { connection: u32, code: QueuePairCode, text: String },
     Get(WaitingGet),
     Grant(GrantReceived),
     Refuse { request: u64, code: RefuseCode, need: u64, have: u64, text: String },
@@ -69,7 +69,9 @@ impl Engine {
                 self.queue_pair_offered(id, connection, provider, &address)
             }
             Incoming::QueuePairAccept { connection, address } => self.queue_pair_accepted(id, connection, &address),
-            Incoming::QueuePairRefuse { connection, text } => self.queue_pair_refused(id, connection, &text),
+            Incoming::QueuePairRefuse { connection, code, text } => {
+                self.queue_pair_refused(id, connection, code, &text)
+            }
             Incoming::Get(get) => self.get_received(id, get),
             Incoming::Grant(grant) => self.grant_received(id, grant),
             Incoming::Refuse { request, code, need, have, text } => self.refused(id, request, code, need, have, text),
@@ -84,10 +86,16 @@ impl Engine {
             }
             Incoming::KeepAliveAck { echo, lease, unknown } => self.kept_alive(id, echo, lease, &unknown),
             Incoming::Goodbye(code) => {
-                if let Some(kept) = kept {
+                // The list comes with that goodbye alone; before another, it is from whenever.
+                if let Some(kept) = kept.filter(|_| code == GoodbyeCode::Closing) {
                     self.end_grants_but(id, &kept);
                 }
-                self.fail_link(id, &Failure::Lost(format!("the peer left: {code}")));
+                let why = format!("the peer left: {code}");
+                let failure = match code {
+                    GoodbyeCode::Replaced => Failure::Renewed(why),
+                    _ => Failure::Lost(why),
+                };
+                self.fail_link(id, &failure);
             }
         }
     }
@@ -98,6 +106,35 @@ impl Engine {
         if connected && !link.flush_queued {
             link.flush_queued = true;
             self.actions.push_back(Action::Flush(id));
+        }
+    }
+
+    /// Whether more may be said on a link whose peer has not taken all of what was said before. Whatever an honest peer can
+    /// make this end say much of (grants, gets, watermarks) waits for that: so two ends that have much to say to each other
+    /// both stay well below where they would stop reading, and neither waits for the other to begin.
+    pub(super) fn has_room(&self, link: &Link) -> bool {
+        link.session.backlog() < self.config.limits.backlog / 4
+    }
+
+    /// Something is left unsaid on a link until its peer has taken more.
+    pub(super) fn put_off(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(&id) {
+            link.put_off = true;
+        }
+    }
+
+    /// The peer has taken something: says what was put off.
+    pub(super) fn say_rest(&mut self, id: LinkId) {
+        let most = self.config.limits.backlog / 8;
+        let Some(link) = self.links.get_mut(&id) else { return };
+        if link.put_off && link.session.backlog() <= most {
+            link.put_off = false;
+            let leases: Vec<u64> = link.granted.iter().copied().collect();
+            for lease in leases {
+                self.tell_watermark(lease);
+            }
+            self.send_requests(id);
+            self.serve_link(id);
         }
     }
 
@@ -135,7 +172,9 @@ fn own(event: Event<'_>) -> Option<Incoming> {
         Frame::QueuePairAccept(f) => {
             Incoming::QueuePairAccept { connection: f.connection, address: f.address.to_vec() }
         }
-        Frame::QueuePairRefuse(f) => Incoming::QueuePairRefuse { connection: f.connection, text: f.text.to_owned() },
+        Frame::QueuePairRefuse(f) => {
+            Incoming::QueuePairRefuse { connection: f.connection, code: f.code, text: f.text.to_owned() }
+        }
         Frame::Get(f) => Incoming::Get(WaitingGet::from_frame(&f)),
         Frame::Grant(f) => Incoming::Grant(GrantReceived::from_frame(&f)),
         Frame::Refuse(f) => {

@@ -22,7 +22,7 @@ use crate::sys::OwnedBytes;
 use crate::{Buffer, Error, ErrorKind, Path, Result};
 use std::sync::Arc;
 use towline_control::address::Address;
-use towline_control::wire::{CloseEntry, Outcome};
+use towline_control::wire::Outcome;
 use towline_verbs::{CompletionStatus, MappedView};
 
 /// Where a payload is to be had.
@@ -58,6 +58,14 @@ impl GetRequest {
     pub fn new(source: Source, deadline: Tick) -> Self {
         Self { source, view: false, destination: None, deadline }
     }
+
+    /// The same into memory of the caller's own, which is given away until the transfer of the get has ended; at least
+    /// [`Layout::destination_len`] bytes. With none at all it is a get into the pool.
+    #[must_use]
+    pub fn into_memory(mut self, destination: Vec<u8>) -> Self {
+        self.destination = (!destination.is_empty()).then(|| OwnedBytes::new(destination.into_boxed_slice()));
+        self
+    }
 }
 
 /// Where the bytes of a delivered payload are.
@@ -78,6 +86,14 @@ pub enum Storage {
 /// The caller's own memory, filled.
 #[derive(Debug)]
 pub struct OwnBytes(pub(crate) Arc<OwnedBytes>);
+
+impl OwnBytes {
+    /// The bytes, each part at its offset of the layout.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+}
 
 /// A payload that a get or view has brought.
 #[derive(Debug)]
@@ -101,11 +117,15 @@ pub struct Delivery {
     pub lease: Option<HeldLease>,
 }
 
-/// A lease that outlives its get, because views of the producer's memory do.
+/// A lease and where it came from. That of a view outlives its get, because views of the producer's memory do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldLease {
+    /// Who granted it, and over which link.
     pub(super) peer: [u8; 16],
+    pub(super) link: LinkId,
     pub(super) lease: u64,
+    /// Whether only our word ends it.
+    pub(super) mapped: bool,
 }
 
 pub(super) enum Stage {
@@ -127,6 +147,8 @@ pub(super) struct Get {
     pub(super) link: Option<LinkId>,
     pub(super) stage: Stage,
     pub(super) tries: u32,
+    /// How often its link was given up for another's sake: such tries cost it nothing.
+    pub(super) renewals: u32,
     /// What the first failed try said, for when later ones can't even connect.
     pub(super) lost: Option<String>,
     /// How a read of the last try failed, if it was not for want of a connection: status and the provider's code.
@@ -199,6 +221,7 @@ impl Engine {
             link: None,
             stage: Stage::AwaitLink,
             tries: 0,
+            renewals: 0,
             lost: None,
             refused: None,
         };
@@ -221,8 +244,7 @@ impl Engine {
     /// Gives a view's lease back: nothing of this process reads the producer's memory under it any more.
     pub fn release(&mut self, now: Tick, lease: HeldLease) {
         self.advance(now);
-        let entry = CloseEntry::new(lease.lease, Outcome::Delivered);
-        self.close_lease_of(lease.peer, entry);
+        self.close_lease_of(lease, Outcome::Delivered);
     }
 
     pub(super) fn cancel_all_gets(&mut self) {
@@ -285,7 +307,7 @@ impl Engine {
             }
             Stage::AwaitRoom(leased) | Stage::AwaitRemote(leased, ..) => {
                 self.leave_room(operation);
-                self.close_lease_of(leased.peer, CloseEntry::new(leased.lease, outcome));
+                self.close_lease_of(leased.held, outcome);
             }
             Stage::Reading(transfer) => {
                 let reason = match outcome {

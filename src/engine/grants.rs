@@ -11,11 +11,12 @@
 //! grant exposed nothing and needs none; windows are invalidated; a queue pair whose keys can't be scoped goes to the
 //! error state; mapped shared memory waits for the reader's own word or the end of its process, never for time.
 
-use super::link::LinkId;
+use super::link::{Account, LinkId};
 use super::payloads::{Payload, PayloadId};
 use super::timers::TimerId;
 use super::waiting::TargetOwned;
 use super::{Engine, Tick, Timer};
+use std::collections::BTreeSet;
 use towline_control::wire::{self, Frame, GrantFlags, RefuseCode, Segment};
 use towline_verbs::{MemoryWindow, QueuePair};
 
@@ -24,11 +25,20 @@ pub(super) struct Grant {
     pub(super) link: LinkId,
     pub(super) request: u64,
     pub(super) peer: [u8; 16],
+    /// For whom it is counted.
+    pub(super) account: Account,
     pub(super) payload: PayloadId,
     pub(super) exposure: Exposure,
     pub(super) deadline: Tick,
     pub(super) timer: Option<TimerId>,
     pub(super) fencing: bool,
+    /// Whether its holder has said how it ended.
+    pub(super) heard: bool,
+    /// Whether somebody in its holder's name, but not known to be him, has said that it was delivered: believed only if he
+    /// says nothing himself.
+    pub(super) hearsay: bool,
+    /// How much of the payload its holder has been told to be there.
+    pub(super) told: u64,
 }
 
 impl Grant {
@@ -53,11 +63,21 @@ impl Engine {
     /// Grants the payload to those who wait for it, as far as it has consumers left.
     pub(super) fn serve(&mut self, id: PayloadId) {
         loop {
-            let Some(payload) = self.payload_mut(id) else { return };
+            let Some(payload) = self.payload(id) else { return };
             if payload.gone.is_some() || payload.readers >= payload.consumers_left {
                 return;
             }
-            let Some((link, request)) = payload.waiting.pop_front() else { return };
+            // One whose link has much to carry already is passed over until its peer has taken some of that.
+            let free = |(link, _): &(LinkId, u64)| self.links.get(link).is_none_or(|link| self.has_room(link));
+            let next = self.payload(id).and_then(|payload| payload.waiting.iter().position(free));
+            let passed = next.unwrap_or(usize::MAX);
+            let Some(payload) = self.payload_mut(id) else { return };
+            let put_off: BTreeSet<LinkId> = payload.waiting.iter().take(passed).map(|(link, _)| *link).collect();
+            let next = next.and_then(|next| payload.waiting.remove(next));
+            for link in put_off {
+                self.put_off(link);
+            }
+            let Some((link, request)) = next else { return };
             self.grant(id, link, request);
         }
     }
@@ -65,7 +85,7 @@ impl Engine {
     /// After a link has opened: nothing waits for that on the producer's side but gets that came before it did.
     pub(super) fn serve_link(&mut self, id: LinkId) {
         let Some(link) = self.links.get(&id) else { return };
-        let payloads: Vec<PayloadId> = link
+        let payloads: BTreeSet<PayloadId> = link
             .waiting
             .values()
             .filter_map(|get| match &get.target {
@@ -74,7 +94,20 @@ impl Engine {
             })
             .collect();
         for payload in payloads {
+            if !self.links.get(&id).is_some_and(|link| self.has_room(link)) {
+                self.put_off(id); // in its queues nothing else has been waiting for this
+                return;
+            }
             self.serve(payload);
+        }
+    }
+
+    /// Serves a get that has come over link `id`, the last of those that wait for `payload`: nothing changes for the others.
+    pub(super) fn serve_newest(&mut self, payload: PayloadId, id: LinkId) {
+        if self.links.get(&id).is_some_and(|link| self.has_room(link)) {
+            self.serve(payload);
+        } else {
+            self.put_off(id);
         }
     }
 
@@ -82,7 +115,7 @@ impl Engine {
         let lease_time = self.config.times.lease;
         let Some(get) = self.no_longer_waiting(link_id, request) else { return };
         let Some(link) = self.links.get(&link_id) else { return };
-        let Some(peer) = link.incarnation() else { return };
+        let (Some(peer), Some(account)) = (link.incarnation(), link.account) else { return };
         let echo = link.newest_stamp.max(get.sent_at);
         // What is read one-sided does not wait in the backlog of a peer that is slow to take it. Well below where nothing
         // more is read from him, so that two ends that send each other much do not both wait for the other to read.
@@ -138,11 +171,25 @@ impl Engine {
         let timer = self.timers.set(deadline, Timer::Grant(lease));
         self.grants.insert(
             lease,
-            Grant { link: link_id, request, peer, payload: id, exposure, deadline, timer: Some(timer), fencing: false },
+            Grant {
+                link: link_id,
+                request,
+                peer,
+                account,
+                payload: id,
+                exposure,
+                deadline,
+                timer: Some(timer),
+                fencing: false,
+                heard: false,
+                hearsay: false,
+                told: watermark,
+            },
         );
         if let Some(payload) = self.payload_mut(id) {
             payload.readers += 1;
         }
+        self.holding(account).leases += 1;
         if let Some(link) = self.links.get_mut(&link_id) {
             link.granted.insert(lease);
         }

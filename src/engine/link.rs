@@ -15,12 +15,13 @@
 //! How one comes to be: `connect`; how its ends agree on a queue pair: `agree`; what it brings: `frames`; what is said
 //! over it of leases: `closes`; how it ends: `end`.
 
-use super::closes::Orphans;
+use super::orphans::Orphans;
 use super::timers::TimerId;
 use super::waiting::WaitingGet;
 use super::{OperationId, Tick};
 use crate::Path;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use towline_control::address::Address;
 use towline_control::session::{Role, Session};
 use towline_control::wire::CloseEntry;
@@ -30,13 +31,85 @@ use towline_verbs::QueuePair;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u64);
 
-/// What a control connection runs over.
+/// What a control connection runs over, and what the system says of its other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     /// A Unix socket: the peer is on this host, and descriptors can be passed.
-    Unix,
+    Unix {
+        /// The user that the peer's process runs as, by the kernel's word.
+        user: u32,
+        /// Whether this endpoint's process runs as the same.
+        own: bool,
+    },
     /// TCP.
-    Tcp,
+    Tcp {
+        /// The other end's address: the one that was dialled, or the one that a connection was accepted from.
+        peer: SocketAddr,
+    },
+}
+
+impl Transport {
+    /// Whether it is a Unix socket.
+    #[must_use]
+    pub const fn is_unix(self) -> bool {
+        matches!(self, Self::Unix { .. })
+    }
+
+    /// Whether its other end is a process of the user that this endpoint runs as. Such a process can do whatever it likes
+    /// to this one by other means, so it is believed when it says which endpoint it is.
+    pub(super) const fn is_own_user(self) -> bool {
+        matches!(self, Self::Unix { own: true, .. })
+    }
+}
+
+/// Whom is counted for what a link's peer holds here (I7).
+///
+/// An endpoint for itself where it can be believed who it is: with a secret, or over a Unix socket of this user. Otherwise
+/// everything at one address, or of one user, since who connects twice can say two names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Account {
+    /// One endpoint, by its incarnation.
+    Endpoint([u8; 16]),
+    /// All processes of another user of this host.
+    User(u32),
+    /// All that comes from this address; of IPv6, from its network of 64 bits, which one machine may have for itself.
+    Address(IpAddr),
+}
+
+impl Account {
+    pub(super) fn at(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V6(ip) if !ip.is_loopback() => {
+                let [a, b, c, d, ..] = ip.segments();
+                Self::Address(IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)))
+            }
+            ip => Self::Address(ip),
+        }
+    }
+}
+
+/// How many times as much as one peer may be held for one account of peers that are not known one from another: so that one
+/// of them alone, clumsy or not, does not keep the others out, and one that connects a thousand times does not hold a
+/// thousand times as much.
+const TOGETHER: usize = 4;
+
+impl Account {
+    /// What may be held for it where one peer may hold `most`.
+    pub(super) const fn most(self, most: usize) -> usize {
+        match self {
+            Self::Endpoint(_) => most,
+            Self::User(_) | Self::Address(_) => most.saturating_mul(TOGETHER),
+        }
+    }
+}
+
+/// What is held here for one [`Account`].
+#[derive(Debug, Default)]
+pub(super) struct Holding {
+    /// Leases that have not ended, fences awaited included.
+    pub(super) leases: usize,
+    /// Gets without an answer.
+    pub(super) waiting: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,10 +164,14 @@ pub(super) struct Link {
     pub(super) transport: Option<Transport>,
     pub(super) target: Target,
     pub(super) peer: Option<Peer>,
+    /// Once the peer is known.
+    pub(super) account: Option<Account>,
     pub(super) handshake: Option<TimerId>,
     pub(super) flush_queued: bool,
     /// Whether frames of the peer are left unread until it has taken some of ours.
     pub(super) held_back: bool,
+    /// Whether something is left unsaid until the peer has taken more of what was said.
+    pub(super) put_off: bool,
     pub(super) upgrade_of: Option<LinkId>,
     pub(super) upgrade_tried: bool,
     pub(super) candidates: VecDeque<usize>,
@@ -112,12 +189,14 @@ pub(super) struct Link {
     pub(super) requests: BTreeMap<u64, OperationId>,
     pub(super) held: BTreeMap<u64, Tick>,
     pub(super) closes: Vec<CloseEntry>,
+    /// Grants of the peer that nobody waits for.
+    pub(super) unasked: Vec<CloseEntry>,
     pub(super) closes_timer: Option<TimerId>,
     pub(super) keep_alive_timer: Option<TimerId>,
     /// Keep-alives sent since anything was heard of the peer.
     pub(super) unanswered: u32,
-    /// What we said about mapped leases, until the peer has answered a later keep-alive: it is said again over the next
-    /// link if this one ends before (I11).
+    /// What we said about leases, until the peer has answered a later keep-alive: it is said again over the next link if
+    /// this one ends before (I11).
     pub(super) unconfirmed: Orphans,
     pub(super) confirming: VecDeque<(Tick, Orphans)>,
     /// Work requests and bytes in flight on the queue pair.
@@ -150,9 +229,11 @@ impl Link {
             transport,
             target,
             peer: None,
+            account: None,
             handshake: None,
             flush_queued: false,
             held_back: false,
+            put_off: false,
             upgrade_of: None,
             upgrade_tried: false,
             candidates: VecDeque::new(),
@@ -167,6 +248,7 @@ impl Link {
             requests: BTreeMap::new(),
             held: BTreeMap::new(),
             closes: Vec::new(),
+            unasked: Vec::new(),
             closes_timer: None,
             keep_alive_timer: None,
             unanswered: 0,

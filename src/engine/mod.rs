@@ -26,6 +26,7 @@ mod frames;
 mod gets;
 mod grants;
 mod link;
+mod orphans;
 mod payloads;
 mod place;
 mod placing;
@@ -33,6 +34,7 @@ mod rail;
 mod stats;
 mod timers;
 mod tries;
+mod trust;
 mod waiting;
 
 pub use crate::options::{Limits, PutOptions};
@@ -49,7 +51,8 @@ use consumers::AwaitConsumers;
 use fetch::Fetch;
 use gets::Get;
 use grants::Grant;
-use link::Link;
+use link::{Account, Holding, Link};
+use orphans::OrphanTable;
 use payloads::PayloadSlot;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -151,6 +154,10 @@ pub struct Engine {
     /// Requests that their consumers do not want any more and that have not come yet.
     unwanted: BTreeSet<([u8; 16], u64)>,
     grants: BTreeMap<u64, Grant>,
+    /// Leases that were fenced without a word of their holders, who may yet say that they were delivered: whose, on what.
+    unheard: BTreeMap<u64, ([u8; 16], PayloadId)>,
+    /// What is held here, by whom it is counted for.
+    holdings: BTreeMap<Account, Holding>,
     next_grant: u64,
     fences_timer: bool,
     consumers: BTreeMap<OperationId, AwaitConsumers>,
@@ -162,7 +169,7 @@ pub struct Engine {
     remote_waits: BTreeSet<OperationId>,
     fetches: BTreeMap<u64, Fetch>,
     transfers: TransferTable<Box<[towline_core::Word]>>,
-    orphans: BTreeMap<[u8; 16], closes::Orphans>,
+    orphans: OrphanTable,
     completions: Vec<(usize, Completion)>,
     posted: BTreeSet<usize>,
     stats: Stats,
@@ -212,6 +219,8 @@ impl Engine {
             waiting: BTreeMap::new(),
             unwanted: BTreeSet::new(),
             grants: BTreeMap::new(),
+            unheard: BTreeMap::new(),
+            holdings: BTreeMap::new(),
             next_grant: 1,
             fences_timer: false,
             consumers: BTreeMap::new(),
@@ -222,7 +231,7 @@ impl Engine {
             remote_waits: BTreeSet::new(),
             fetches: BTreeMap::new(),
             transfers,
-            orphans: BTreeMap::new(),
+            orphans: OrphanTable::default(),
             completions: Vec::new(),
             posted: BTreeSet::new(),
             stats: Stats::default(),

@@ -159,16 +159,30 @@ impl Engine {
             return;
         }
         payload.watermark = watermark.min(payload.total);
-        let watermark = payload.watermark;
-        let readers: Vec<(u64, LinkId)> = self
-            .grants
-            .iter()
-            .filter(|(_, grant)| grant.payload == id && !grant.fencing)
-            .map(|(lease, grant)| (*lease, grant.link))
-            .collect();
-        for (lease, link) in readers {
-            self.send(link, &Frame::Watermark(wire::Watermark { lease, watermark }));
+        let readers: Vec<u64> =
+            self.grants.iter().filter(|(_, grant)| grant.payload == id).map(|(lease, _)| *lease).collect();
+        for lease in readers {
+            self.tell_watermark(lease);
         }
+    }
+
+    /// Tells the holder of a lease how much of its payload is there, if he does not know; not now if his link has much to
+    /// carry already.
+    pub(super) fn tell_watermark(&mut self, lease: u64) {
+        let Some(grant) = self.grants.get(&lease).filter(|grant| !grant.fencing) else { return };
+        let (link, told) = (grant.link, grant.told);
+        let Some(watermark) = self.payload(grant.payload).map(|payload| payload.watermark) else { return };
+        if watermark <= told {
+            return;
+        }
+        if !self.links.get(&link).is_some_and(|link| self.has_room(link)) {
+            self.put_off(link);
+            return;
+        }
+        if let Some(grant) = self.grants.get_mut(&lease) {
+            grant.told = watermark;
+        }
+        self.send(link, &Frame::Watermark(wire::Watermark { lease, watermark }));
     }
 
     /// Whoever published a payload with a watermark copies nothing more into it; every such payload needs this call.
@@ -242,6 +256,11 @@ impl Engine {
     pub(super) fn payload_mut(&mut self, id: PayloadId) -> Option<&mut Payload> {
         let entry = self.payloads.get_mut(id.slot as usize)?;
         if entry.generation == id.generation { entry.payload.as_mut() } else { None }
+    }
+
+    pub(super) fn payload(&self, id: PayloadId) -> Option<&Payload> {
+        let entry = self.payloads.get(id.slot as usize)?;
+        if entry.generation == id.generation { entry.payload.as_ref() } else { None }
     }
 
     /// Why `id` can't be got.

@@ -2,7 +2,7 @@
 //! producer's memory is there.
 
 use super::gets::{Delivery, HeldLease, Source, Stage, Storage};
-use super::link::{Link, LinkId};
+use super::link::LinkId;
 use super::place::Place;
 use super::waiting::gone_from_code;
 use super::{Engine, OperationId, Tick, Timer};
@@ -55,9 +55,7 @@ impl fmt::Debug for GrantReceived {
 /// A lease in a get's hands.
 #[derive(Debug)]
 pub(super) struct Leased {
-    /// Whose it is: it is closed over whichever link leads there.
-    pub(super) peer: [u8; 16],
-    pub(super) lease: u64,
+    pub(super) held: HeldLease,
     pub(super) watermark: u64,
     pub(super) layout: Layout,
     pub(super) segments: Vec<RemoteSlice>,
@@ -71,7 +69,7 @@ impl Engine {
         let Some(link) = self.links.get_mut(&id) else { return };
         let Some(operation) = link.requests.remove(&grant.request) else {
             // Nobody waits for it any more: it is closed at once, unused (I11).
-            self.close_lease_on(id, CloseEntry::new(grant.lease, Outcome::Cancelled));
+            self.give_back_unasked(id, grant.lease);
             return;
         };
         // A lease counts from the newest frame of ours that the grant echoes (I4); one that echoes a time that has not
@@ -80,13 +78,12 @@ impl Engine {
             if grant.echo <= now { grant.echo.saturating_add(grant.lease_time).saturating_sub(margin) } else { 0 };
         link.held.insert(grant.lease, until);
         let Some(peer) = link.incarnation() else { return };
+        let mapped = link.rail.is_some_and(|rail| self.rails[rail].device.info().capabilities.mappable);
         match self.check_grant(operation, &grant) {
             Ok(layout) => {
                 let need = layout.destination_len();
-                let lease = grant.lease;
                 let leased = Leased {
-                    peer,
-                    lease,
+                    held: HeldLease { peer, link: id, lease: grant.lease, mapped },
                     watermark: grant.watermark,
                     layout,
                     segments: grant.segments,
@@ -209,13 +206,14 @@ impl Engine {
         let Some(get) = self.gets.get_mut(&operation) else { return };
         if let Some(eager) = leased.eager.take() {
             // A consumer that stood still may come to read a grant when its lease has gone to another (I4).
-            let until = get.link.and_then(|link| self.links.get(&link)).and_then(|link| link.held.get(&leased.lease));
+            let until =
+                get.link.and_then(|link| self.links.get(&link)).and_then(|link| link.held.get(&leased.held.lease));
             let stored = match place {
                 _ if until.is_none_or(|until| *until <= now) => Err(ErrorKind::LeaseExpired),
                 Some(place) => place.fill(&leased.layout, &eager),
                 None => Ok(Storage::Empty),
             };
-            self.deliver(operation, leased.lease, leased.layout, stored);
+            self.deliver(operation, leased.held.lease, leased.layout, stored);
         } else {
             get.stage = Stage::AwaitRemote(leased, place, now);
             self.try_remote(operation);
@@ -272,11 +270,11 @@ impl Engine {
             let mut views = views.into_iter();
             let views =
                 leased.layout.parts().iter().map(|part| if part.len == 0 { None } else { views.next() }).collect();
-            self.deliver_view(operation, link_id, leased, views);
+            self.deliver_view(operation, leased, views);
         } else if let Some(place) = place {
             self.start_fetch(operation, link_id, leased, place);
         } else {
-            self.deliver(operation, leased.lease, leased.layout, Ok(Storage::Empty));
+            self.deliver(operation, leased.held.lease, leased.layout, Ok(Storage::Empty));
         }
     }
 
@@ -287,9 +285,7 @@ impl Engine {
         }
     }
 
-    fn deliver_view(&mut self, operation: OperationId, link: LinkId, leased: Leased, views: Vec<Option<MappedView>>) {
-        let Some(peer) = self.links.get(&link).and_then(Link::incarnation) else { return };
-        let lease = HeldLease { peer, lease: leased.lease };
+    fn deliver_view(&mut self, operation: OperationId, leased: Leased, views: Vec<Option<MappedView>>) {
         let total = leased.layout.payload_len();
         if leased.watermark < total {
             // A view of what is not there yet could be read too early: the bytes are waited for.
@@ -299,7 +295,7 @@ impl Engine {
             self.remote_waits.insert(operation);
             return;
         }
-        let delivery = self.delivery(operation, leased.layout, Storage::Views(views), Some(lease));
+        let delivery = self.delivery(operation, leased.layout, Storage::Views(views), Some(leased.held));
         self.finish(operation, Ok(delivery));
     }
 
@@ -336,7 +332,7 @@ impl Engine {
             path: link.map_or(Path::Tcp, |link| link.path),
             reason: link.map_or_else(String::new, |link| link.reason.clone()),
             rails: 1,
-            retries: get.map_or(0, |get| get.tries),
+            retries: get.map_or(0, |get| get.tries + get.renewals),
             fallback_bytes: if link.is_some_and(|link| link.fell_back) { bytes } else { 0 },
             lease,
         }
@@ -370,7 +366,7 @@ impl Engine {
         self.raise_fetch(id, lease, watermark);
         let waiting = self.gets.iter_mut().find_map(|(operation, get)| match &mut get.stage {
             Stage::AwaitRoom(leased) | Stage::AwaitRemote(leased, ..)
-                if get.link == Some(id) && leased.lease == lease =>
+                if get.link == Some(id) && leased.held.lease == lease =>
             {
                 leased.watermark = leased.watermark.max(watermark.min(leased.layout.payload_len()));
                 Some(*operation)

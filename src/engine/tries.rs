@@ -6,7 +6,7 @@ use super::gets::{Source, Stage};
 use super::link::{Link, LinkId, State};
 use super::{OperationId, Tick, Timer};
 use crate::ErrorKind;
-use towline_control::wire::{self, CloseEntry, Frame, Get as GetFrame, GetFlags, Outcome};
+use towline_control::wire::{self, Frame, Get as GetFrame, GetFlags, Outcome};
 use towline_verbs::CompletionStatus;
 
 /// Most bytes that travel inside a grant where the producer's memory is mapped: from here on copying them out of there
@@ -82,6 +82,10 @@ impl Engine {
 
     fn send_request(&mut self, id: LinkId, operation: OperationId) {
         let now = self.now;
+        if !self.links.get(&id).is_some_and(|link| self.has_room(link)) {
+            self.put_off(id); // it asks when the peer has taken more of what was said
+            return;
+        }
         let mut eager = self.config.limits.eager;
         let rail = self.links.get(&id).and_then(|link| link.rail);
         if rail.is_some_and(|rail| self.rails[rail].device.info().capabilities.mappable) {
@@ -114,7 +118,7 @@ impl Engine {
     }
 
     /// The link under a get has ended.
-    pub(super) fn link_failed_under(&mut self, operation: OperationId, failure: &Failure, state: State) {
+    pub(super) fn link_failed_under(&mut self, operation: OperationId, failure: &Failure) {
         let Some(get) = self.gets.get_mut(&operation) else { return };
         get.link = None;
         match failure {
@@ -129,17 +133,13 @@ impl Engine {
                 Some(_) => self.again(operation, &kind.to_string()),
                 None => self.give_up(operation, kind.clone()),
             },
-            Failure::Lost(why) => {
-                let _before = state;
-                self.again(operation, why);
-            }
+            Failure::Lost(why) => self.again(operation, why),
+            Failure::Renewed(_) => self.again_for_nothing(operation),
         }
     }
 
     /// Another try, after whatever the last one posted is fenced.
     pub(super) fn again(&mut self, operation: OperationId, why: &str) {
-        const FIRST_PAUSE: Tick = 10_000_000;
-        let now = self.now;
         let Some(get) = self.gets.get_mut(&operation) else { return };
         get.tries += 1;
         if get.lost.is_none() {
@@ -155,8 +155,23 @@ impl Engine {
             self.give_up(operation, kind);
             return;
         }
+        self.begin_anew(operation);
+    }
+
+    /// The same for one whose link was given up for another's sake: it loses nothing by it but time.
+    fn again_for_nothing(&mut self, operation: OperationId) {
+        let Some(get) = self.gets.get_mut(&operation) else { return };
+        get.renewals = get.renewals.saturating_add(1);
+        self.begin_anew(operation);
+    }
+
+    fn begin_anew(&mut self, operation: OperationId) {
+        const FIRST_PAUSE: Tick = 10_000_000;
+        let now = self.now;
+        let Some(get) = self.gets.get_mut(&operation) else { return };
         self.stats.retries += 1;
-        let pause = if get.tries == 1 { 0 } else { FIRST_PAUSE << (get.tries - 2).min(6) };
+        let before = (get.tries + get.renewals).saturating_sub(1);
+        let pause = if before == 0 { 0 } else { FIRST_PAUSE << (before - 1).min(6) };
         let stage = std::mem::replace(&mut get.stage, Stage::AwaitLink);
         match stage {
             Stage::Reading(transfer) => {
@@ -166,7 +181,7 @@ impl Engine {
             Stage::AwaitFence => get.stage = Stage::AwaitFence,
             Stage::AwaitRoom(leased) | Stage::AwaitRemote(leased, ..) => {
                 self.leave_room(operation);
-                self.close_lease_of(leased.peer, CloseEntry::new(leased.lease, Outcome::Failed));
+                self.close_lease_of(leased.held, Outcome::Failed);
                 self.timers.set(now + pause, Timer::Remote(operation));
             }
             Stage::AwaitLink | Stage::Requested(_) => {
@@ -206,6 +221,7 @@ impl Engine {
         let waiting_for = match &get.stage {
             Stage::AwaitLink => match get.link.and_then(|link| self.links.get(&link)).map(|link| link.state) {
                 Some(State::Dialing) | None => "a connection",
+                Some(State::Open) => "the peer to take what was sent before",
                 Some(_) => "the peer to agree on a path",
             },
             Stage::Requested(_) => match &get.source {

@@ -5,7 +5,7 @@ use super::payloads::PayloadId;
 use super::timers::TimerId;
 use super::{Engine, Tick, Timer};
 use crate::error::Gone;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use towline_control::wire::{self, Frame, Get, GetFlags, RefuseCode};
 
 /// Cancelled requests that are remembered until they come (I9).
@@ -57,16 +57,22 @@ impl Engine {
         if link.waiting.contains_key(&request) {
             return; // it came twice (I11)
         }
-        if let Some(peer) = link.incarnation()
+        let peer = link.incarnation();
+        let vouched = self.links.get(&id).is_some_and(|link| self.is_vouched_for(link));
+        if let Some(peer) = peer.filter(|_| vouched)
             && self.unwanted.remove(&(peer, request))
         {
             return; // it came after its cancel, which came over a newer link
         }
-        if link.granted.len() >= most_leases {
+        let Some(link) = self.links.get(&id) else { return };
+        let (granted, asked) = (link.granted.len(), link.waiting.len());
+        let Some(account) = link.account else { return };
+        let (leases, waiting) = self.holdings.get(&account).map_or((0, 0), |held| (held.leases, held.waiting));
+        if granted >= most_leases || leases >= account.most(most_leases) {
             self.refuse(id, request, RefuseCode::TooManyLeases, most_leases as u64, "");
             return;
         }
-        if link.waiting.len() >= most_waiting {
+        if asked >= most_waiting || waiting >= account.most(most_waiting) {
             self.refuse(id, request, RefuseCode::TooManyRequests, most_waiting as u64, "");
             return;
         }
@@ -75,12 +81,15 @@ impl Engine {
             return;
         }
         let target = get.target.clone();
-        link.waiting.insert(request, get);
+        if let Some(link) = self.links.get_mut(&id) {
+            link.waiting.insert(request, get);
+            self.holding(account).waiting += 1;
+        }
         match target {
             TargetOwned::Payload(payload) => match self.payload_mut(payload) {
                 Some(open) if open.gone.is_none() => {
                     open.waiting.push_back((id, request));
-                    self.serve(payload);
+                    self.serve_newest(payload, id);
                 }
                 _ => self.refuse_gone(id, request, self.gone(payload)),
             },
@@ -89,7 +98,7 @@ impl Engine {
                     if let Some(open) = self.payload_mut(payload) {
                         open.waiting.push_back((id, request));
                     }
-                    self.serve(payload);
+                    self.serve_newest(payload, id);
                 }
                 None => {
                     self.waiting.entry(key).or_default().push_back((id, request));
@@ -115,8 +124,12 @@ impl Engine {
     }
 
     pub(super) fn no_longer_waiting(&mut self, id: LinkId, request: u64) -> Option<WaitingGet> {
-        let mut get = self.links.get_mut(&id)?.waiting.remove(&request)?;
+        let link = self.links.get_mut(&id)?;
+        let mut get = link.waiting.remove(&request)?;
         self.timers.cancel(get.timer.take());
+        if let Some(account) = link.account {
+            self.waiting_over(account, 1);
+        }
         Some(get)
     }
 
@@ -124,8 +137,11 @@ impl Engine {
     pub(super) fn get_cancelled(&mut self, id: LinkId, request: u64) {
         let Some(peer) = self.links.get(&id).and_then(Link::incarnation) else { return };
         // It may have come over an older link, which has ended for the peer and not yet here.
-        let own = |link: &&Link| link.incarnation() == Some(peer) && link.waiting.contains_key(&request);
-        let link = self.links.iter().find(|(_, link)| own(link)).map(|(link, _)| *link);
+        let vouched = self.links.get(&id).is_some_and(|link| self.is_vouched_for(link));
+        let own = |other: LinkId, link: &Link| {
+            (other == id || vouched) && link.incarnation() == Some(peer) && link.waiting.contains_key(&request)
+        };
+        let link = self.links.iter().find(|(other, link)| own(**other, link)).map(|(link, _)| *link);
         if let Some(link) = link
             && let Some(get) = self.no_longer_waiting(link, request)
         {
@@ -133,10 +149,13 @@ impl Engine {
             return;
         }
         // It was granted: over this link, or over one that ended before the grant arrived. It will not be used.
-        let granted = self.grants.iter().find(|(_, grant)| grant.peer == peer && grant.request == request);
+        let granted = self
+            .grants
+            .iter()
+            .find(|(_, grant)| grant.peer == peer && grant.request == request && self.speaks_for(id, grant));
         if let Some(lease) = granted.map(|(lease, _)| *lease) {
             self.close_grant(lease, id, false);
-        } else {
+        } else if vouched {
             // Or it is still on its way, over that older link.
             self.unwanted.insert((peer, request));
             if self.unwanted.len() > MAX_UNWANTED {
@@ -147,7 +166,11 @@ impl Engine {
 
     /// A link has ended with gets of its peer waiting: each queue that one of them is in is gone through once, however
     /// many there are in it.
-    pub(super) fn forget_waiting(&mut self, id: LinkId, mut waiting: BTreeMap<u64, WaitingGet>) {
+    pub(super) fn forget_waiting(&mut self, id: LinkId, link: &mut Link) {
+        let mut waiting = std::mem::take(&mut link.waiting);
+        if let Some(account) = link.account {
+            self.waiting_over(account, waiting.len());
+        }
         let other = |entry: &(LinkId, u64)| entry.0 != id;
         let mut payloads = BTreeSet::new();
         let mut keys = BTreeSet::new();

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use towline::Path;
 use towline::engine::{Action, Config, Engine, Identity, LinkId, OperationId, Rail, Tick, Transport};
+use towline::{Path, Secret};
 use towline_control::preface::{Preface, Purpose};
 use towline_verbs::memory::HugePages;
 use towline_verbs::sim::net::{ConnId, NetEvent, SimNet};
@@ -53,6 +53,14 @@ pub(crate) fn address_of(node: NodeId) -> String {
     format!("10.0.0.{}:4711", node.0)
 }
 
+/// All processes of this world are one user's.
+fn transport(port: u16, peer: NodeId) -> Transport {
+    match port {
+        UNIX => Transport::Unix { user: 1, own: true },
+        _ => Transport::Tcp { peer: address_of(peer).parse().expect("an address") },
+    }
+}
+
 #[derive(Debug)]
 enum Conn {
     /// Being dialled for a link; what is to be tried next if it is refused.
@@ -80,8 +88,8 @@ pub(crate) struct Host {
     pub(crate) watching: Vec<(LinkId, NodeId)>,
     /// Links whose peer's process had ended before it was watched.
     pub(crate) mourned: Vec<LinkId>,
-    /// Planted: now and then a byte of what it sends is changed.
-    pub(crate) bends_bytes: bool,
+    /// How often a byte of what it sends is changed.
+    pub(crate) bends_bytes: Option<u64>,
     fabric: SimFabric,
     net: SimNet,
     wake: Arc<AtomicBool>,
@@ -101,11 +109,20 @@ impl Host {
         let memory = Memory::shared(scenario.pool, HugePages::Off).expect("a small memory can be had");
         let mapped = scenario.medium == Medium::Mapped;
         let path = if mapped { Path::Shm } else { Path::Rdma };
-        let rail = Rail::new(path, device, &memory).expect("the pool can be registered");
+        let mut paths = vec![path];
+        if scenario.two_paths {
+            // The others do not have the first: what is got from them comes by the second.
+            paths = if id.0 == 1 { vec![Path::Rdma, Path::Tcp] } else { vec![Path::Tcp] };
+        }
+        let rail = |path| Rail::new(path, device.clone(), &memory).expect("the pool can be registered");
+        let rails = paths.into_iter().map(rail).collect();
         let mut incarnation = [0; 16];
         random.fill(&mut incarnation);
         let mut process = [0; 16];
         random.fill(&mut process);
+        if scenario.one_process {
+            process = [9; 16];
+        }
         let name = format!("towline-{:032x}", u128::from_be_bytes(incarnation)).into_bytes();
         let identity = Identity {
             boot: if mapped { [7; 16] } else { [id.0 as u8; 16] },
@@ -117,7 +134,7 @@ impl Host {
         let config = Config {
             identity: identity.clone(),
             paths: Default::default(),
-            secret: None,
+            secret: scenario.secret.then(|| Secret::from_bytes(b"known to all of this world").expect("long enough")),
             insecure: true,
             limits: scenario.limits.clone(),
             times: scenario.times.clone(),
@@ -126,7 +143,7 @@ impl Host {
         let waker = wake.clone();
         let waker = Arc::new(move || waker.store(true, Ordering::SeqCst));
         let now = clock.at(fabric.now());
-        let engine = Engine::new(config, memory.clone(), scenario.granule, vec![rail], waker, now);
+        let engine = Engine::new(config, memory.clone(), scenario.granule, rails, waker, now);
         let net = fabric.net();
         let engine = engine.expect("the options can be");
         engine.arm();
@@ -143,7 +160,7 @@ impl Host {
             woken: Vec::new(),
             watching: Vec::new(),
             mourned: Vec::new(),
-            bends_bytes: false,
+            bends_bytes: scenario.bends,
             fabric: fabric.clone(),
             net,
             wake,
@@ -268,7 +285,7 @@ impl Host {
         match ways.pop_front() {
             Some((node, port)) => {
                 let conn = self.net.dial(self.id, node, port);
-                let transport = if port == UNIX { Transport::Unix } else { Transport::Tcp };
+                let transport = transport(port, node);
                 self.conns.insert(conn, Conn::Dialing(link, transport, ways));
                 self.links.insert(link, (conn, node));
             }
@@ -288,7 +305,7 @@ impl Host {
         mut ways: VecDeque<(NodeId, u16)>,
         directory: &Directory,
     ) {
-        if transport == Transport::Unix {
+        if transport.is_unix() {
             let name = self.dialled.remove(&link);
             match name.as_ref().and_then(|name| directory.unix.get(name)) {
                 Some(node) => {
@@ -312,7 +329,7 @@ impl Host {
         let full = self.random.below(8) > 0;
         let taken = if full { output.len() } else { self.random.below(output.len() as u64) as usize };
         let mut bytes = output[..taken].to_vec();
-        if self.bends_bytes && taken > 0 && self.random.below(20) == 0 {
+        if taken > 0 && self.bends_bytes.is_some_and(|one_in| self.random.below(one_in) == 0) {
             let nth = self.random.below(taken as u64) as usize;
             bytes[nth] ^= 0x10;
         }
@@ -328,7 +345,7 @@ impl Host {
         let now = self.now();
         match event {
             NetEvent::Accepted { conn, from, port } => {
-                let transport = if port == UNIX { Transport::Unix } else { Transport::Tcp };
+                let transport = transport(port, from);
                 self.conns.insert(conn, Conn::Unknown(transport, from, Vec::new()));
             }
             NetEvent::Connected { conn } => {
@@ -375,8 +392,9 @@ impl Host {
         let (transport, from, rest) = (*transport, *from, rest.to_vec());
         let link = match Preface::decode(head) {
             Ok(preface) => {
-                assert!(preface.purpose == Purpose::Control, "no secret is set and sim has no data connections");
-                self.engine.accepted(now, transport, preface).ok()
+                // A bent byte may make it one of a data connection, which sim does not have.
+                let control = matches!(preface.purpose, Purpose::Control | Purpose::ControlNoise);
+                control.then(|| self.engine.accepted(now, transport, preface).ok()).flatten()
             }
             Err(error) => {
                 if let Some(answer) = self.engine.answer_preface(&error) {

@@ -4,7 +4,7 @@ use crate::content;
 use crate::scenario::{Medium, Scenario, Weather};
 use std::collections::BTreeMap;
 use towline::engine::{Delivery, OperationId, PayloadId, Storage, Tick};
-use towline::{DType, Error, ErrorKind, Gone, Layout};
+use towline::{DType, Error, ErrorKind, Gone, Layout, Path, Stats};
 use towline_verbs::sim::NodeId;
 
 /// A check that failed.
@@ -62,14 +62,33 @@ pub(crate) enum Wanted {
 pub(crate) struct Pending {
     pub(crate) wanted: Wanted,
     pub(crate) view: bool,
+    pub(crate) own: bool,
     pub(crate) asked_at: u64,
     pub(crate) deadline: Tick,
     pub(crate) patience: u64,
     pub(crate) must_succeed: bool,
 }
 
+/// What an endpoint's own statistics must come to.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) puts: u64,
+    pub(crate) gets: u64,
+    pub(crate) failures: u64,
+    pub(crate) bytes: BTreeMap<Path, u64>,
+    pub(crate) fallback_bytes: u64,
+}
+
+impl Tally {
+    pub(crate) fn of(stats: &Stats) -> Self {
+        let (puts, gets, failures) = (stats.puts, stats.gets, stats.failures);
+        Self { puts, gets, failures, bytes: stats.bytes.clone(), fallback_bytes: stats.fallback_bytes }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
+    pub(crate) tallies: BTreeMap<Incarnation, Tally>,
     pub(crate) published: BTreeMap<u64, Published>,
     pub(crate) pending: BTreeMap<(Incarnation, OperationId), Pending>,
 }
@@ -96,6 +115,19 @@ impl Ledger {
         let Some(pending) = self.pending.remove(&(getter, operation)) else {
             return violated("I2", format!("{operation:?} of {getter:?} has a second result: {result:?}"));
         };
+        let tally = self.tallies.entry(getter).or_default();
+        match result {
+            Ok(delivery) => {
+                let bytes = delivery.layout.payload_len();
+                tally.gets += 1;
+                *tally.bytes.entry(delivery.path).or_default() += bytes;
+                tally.fallback_bytes += delivery.fallback_bytes;
+                if ![0, bytes].contains(&delivery.fallback_bytes) {
+                    return violated("I6", format!("{} of {bytes} bytes fell back", delivery.fallback_bytes));
+                }
+            }
+            Err(_) => tally.failures += 1,
+        }
         match result {
             Ok(delivery) => self.delivered(scenario, now, &pending, delivery).map(Some),
             Err(error) if pending.must_succeed => violated("recovery", format!("{pending:?} failed: {error}")),
@@ -133,6 +165,9 @@ impl Ledger {
         }
         if pending.view != matches!(delivery.storage, Storage::Views(_)) && delivery.layout.payload_len() > 0 {
             return violated("I5", format!("view: {}, and {:?} came", pending.view, delivery.storage));
+        }
+        if pending.own != matches!(delivery.storage, Storage::Own(_)) && delivery.layout.payload_len() > 0 {
+            return violated("I5", format!("own memory: {}, and {:?} came", pending.own, delivery.storage));
         }
         check_bytes(scenario.seed, id, delivery)?;
         Ok(id)
@@ -176,6 +211,10 @@ fn part_bytes(delivery: &Delivery, index: usize) -> Option<Vec<u8>> {
             let offset = delivery.layout.offsets().nth(index)? as usize;
             buffer.as_slice().get(offset..offset + len).map(<[u8]>::to_vec)
         }
+        Storage::Own(own) => {
+            let offset = delivery.layout.offsets().nth(index)? as usize;
+            own.as_slice().get(offset..offset + len).map(<[u8]>::to_vec)
+        }
         Storage::Views(views) => match views.get(index)? {
             Some(view) => {
                 let mut out = vec![0; len];
@@ -190,7 +229,8 @@ fn part_bytes(delivery: &Delivery, index: usize) -> Option<Vec<u8>> {
 
 /// Whether a get may fail like that.
 fn allowed(scenario: &Scenario, pending: &Pending, error: &Error) -> Check {
-    let calm = scenario.weather == Weather::Calm;
+    // What was given up by one get is no misfortune of another.
+    let calm = matches!(scenario.weather, Weather::Calm | Weather::Impatient);
     let closing = scenario.close_at.is_some();
     let patient = pending.patience > scenario.times.handshake * 10;
     let fine = match error.kind() {
@@ -206,6 +246,13 @@ fn allowed(scenario: &Scenario, pending: &Pending, error: &Error) -> Check {
         ErrorKind::Closed => closing,
         ErrorKind::PathUnsuitable { .. } => pending.view,
         ErrorKind::LeaseExpired => true,
+        ErrorKind::DestinationTooSmall { .. } => pending.own,
+        // A changed byte of a handshake can't be told from another secret, one of a greeting from another protocol.
+        ErrorKind::Protocol { .. }
+        | ErrorKind::WrongSecret
+        | ErrorKind::SecretRequired
+        | ErrorKind::SecretNotExpected
+        | ErrorKind::VersionMismatch { .. } => scenario.bends.is_some(),
         // Shared memory is the only path here, and its Unix socket may fail.
         ErrorKind::PathNotAllowed { .. } => !calm && scenario.medium == Medium::Mapped,
         ErrorKind::PeerLost { .. } | ErrorKind::PeerUnreachable { .. } => !calm || closing,

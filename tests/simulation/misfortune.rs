@@ -31,6 +31,9 @@ pub(crate) fn nap(world: &mut World, node: NodeId) -> Check {
     if let Some(host) = world.hosts.get_mut(&node) {
         host.asleep_until = host.asleep_until.max(until);
     }
+    if world.scenario.weather == Weather::Sleepy && world.random.below(4) == 0 {
+        world.advance(until)?; // nobody does anything meanwhile: it wakes to find all that it read
+    }
     Ok(())
 }
 
@@ -124,7 +127,10 @@ pub(crate) fn close(world: &mut World, node: NodeId) -> Check {
     if !left.is_empty() {
         return violated("I10", format!("gets have no result though their endpoint closes: {left:?}"));
     }
-    while let Some(nth) = world.held.iter().position(|held| held.owner == owner && held.what.lease().is_some()) {
+    // Views outlive their endpoint until its process ends; half of the time they do.
+    let outlives = world.random.below(2) == 0;
+    let viewing = |world: &World| world.held.iter().position(|held| held.owner == owner && held.what.lease().is_some());
+    while let Some(nth) = viewing(world).filter(|_| !outlives) {
         world.give_back(nth)?;
     }
     while let Some(nth) = world.filling.iter().position(|f| world.ledger.published[&f.payload].owner == owner) {
@@ -137,6 +143,20 @@ pub(crate) fn close(world: &mut World, node: NodeId) -> Check {
         let now = host.now();
         host.engine.abort(now);
     })?;
+    world.check_tallies()?;
+    if viewing(world).is_some() {
+        let at = world.fabric.now() + world.random.between(0, 5) * MILLI;
+        world.advance(at)?;
+        while let Some(nth) = viewing(world) {
+            world.give_back(nth)?;
+        }
+        world.count("views outlived their endpoint");
+        let limit = world.fabric.now() + 100 * MILLI;
+        let said = world.settle(limit, |world| !world.hosts[&node].engine.has_last_words())?;
+        if !said && matches!(world.scenario.weather, Weather::Calm | Weather::Impatient) {
+            return violated("I10", "a closed endpoint could not say that its views are gone");
+        }
+    }
     let at = world.fabric.now();
     world.end_process(node, at);
     Ok(())

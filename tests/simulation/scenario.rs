@@ -56,6 +56,14 @@ pub(crate) struct Scenario {
     pub(crate) crash_at: Option<u64>,
     /// One endpoint closes before this step, with operations in flight.
     pub(crate) close_at: Option<u64>,
+    /// All endpoints are in one process: nothing ends a mapping but its reader's word.
+    pub(crate) one_process: bool,
+    /// Peers share a secret: everything between them is encrypted, with keys that no seed draws.
+    pub(crate) secret: bool,
+    /// Control bytes are changed on their way, one in so many of what is sent at a time.
+    pub(crate) bends: Option<u64>,
+    /// Some endpoints have a path besides that others lack.
+    pub(crate) two_paths: bool,
     /// Drift of the clocks against each other, in millionths; within what the margin allows.
     pub(crate) drift: u64,
 }
@@ -136,6 +144,21 @@ impl Scenario {
         let largest = 1 << random.between(if weather == Weather::Impatient { 12 } else { 8 }, 15);
         let failing = !matches!(weather, Weather::Calm | Weather::Impatient);
         let steps = random.between(30, 120);
+        let one_process = medium == Medium::Mapped && one_in(random, 3);
+        let secret = one_in(random, 4);
+        let bends = (failing && one_in(random, 5)).then(|| random.between(20, 200));
+        if one_in(random, 4) {
+            // What is said of much at once does not fit: it waits for the peer to take some of it.
+            limits.backlog = 8 << 10;
+            limits.eager = limits.eager.min(64);
+        }
+        if one_in(random, 2) {
+            // Much breaks, and ends by itself, before a producer is told what its consumers have had.
+            times.close_batch = random.between(times.lease / 50, times.lease / 4);
+        }
+        if weather == Weather::Impatient {
+            limits.tries = 1; // nothing fails here but what somebody else gave up
+        }
         Self {
             seed,
             endpoints: random.between(2, 3) as u32,
@@ -150,8 +173,12 @@ impl Scenario {
             keys: random.between(2, 8),
             steps,
             pace: Span(0, random.between(20, 800) * MICRO),
-            crash_at: (failing && one_in(random, 2)).then(|| random.below(steps)),
+            crash_at: (failing && !one_process && one_in(random, 2)).then(|| random.below(steps)),
             close_at: one_in(random, 4).then(|| random.below(steps)),
+            one_process,
+            secret,
+            bends,
+            two_paths: medium != Medium::Mapped && one_in(random, 2),
             drift: random.below(5_000),
         }
     }

@@ -139,6 +139,7 @@ pub(crate) fn put_payload(
             if let Some(first) = offsets.first() {
                 world.places.insert(number, *first);
             }
+            world.ledger.tallies.entry(owner).or_default().puts += 1;
             world.count("put");
             if slowly {
                 world.count("put slowly");
@@ -206,8 +207,9 @@ fn get(world: &mut World, node: NodeId) -> Check {
         1 => world.random.between(1, 20) * MILLI,
         _ => world.random.between(20, 400) * MILLI,
     };
+    let from_oneself = world.random.below(12) == 0;
     if by_ticket {
-        let theirs = |(_, p): &(&u64, &Published)| p.owner.node != node;
+        let theirs = |(_, p): &(&u64, &Published)| (p.owner.node == node) == from_oneself;
         let known: Vec<u64> = world.ledger.published.iter().filter(theirs).map(|(number, _)| *number).collect();
         if known.is_empty() {
             return Ok(());
@@ -217,7 +219,7 @@ fn get(world: &mut World, node: NodeId) -> Check {
         let nth = known.len() - 1 - world.random.below(back as u64) as usize;
         return ask(world, node, Wanted::Payload(known[nth]), view, patience, false);
     }
-    let others: Vec<NodeId> = world.hosts.keys().copied().filter(|other| *other != node).collect();
+    let others: Vec<NodeId> = world.hosts.keys().copied().filter(|other| (*other == node) == from_oneself).collect();
     let peer = others[world.random.below(others.len() as u64) as usize];
     let key = key(world);
     ask(world, node, Wanted::Key(peer, key), view, patience, false)
@@ -250,15 +252,23 @@ pub(crate) fn ask(
     let deadline = now + patience;
     let mut request = GetRequest::new(source, deadline);
     request.view = view;
+    // Into memory of the caller's own, now and then of too few bytes.
+    let own = !view && !must_succeed && world.random.below(6) == 0;
+    if own {
+        let len = world.random.between(1, 5 * world.scenario.largest);
+        request = request.into_memory(vec![0x55; len as usize]);
+    }
+    let host = world.hosts.get_mut(&node).expect("a live node");
     match host.engine.get(now, request) {
         Ok(operation) => {
-            let pending = Pending { wanted, view, asked_at, deadline, patience, must_succeed };
+            let pending = Pending { wanted, view, own, asked_at, deadline, patience, must_succeed };
             world.fabric.note("get", &[u64::from(node.0), operation.0, patience]);
             world.ledger.pending.insert((getter, operation), pending);
             world.count("asked");
             world.with_host(node, |_| ())
         }
         Err(error) if matches!(error.kind(), ErrorKind::Busy { .. }) && !must_succeed => Ok(()),
+        Err(error) if matches!(error.kind(), ErrorKind::DestinationTooSmall { .. }) && own => Ok(()),
         Err(error) => violated("I8", format!("a get was refused: {error}")),
     }
 }

@@ -2,11 +2,11 @@
 
 use crate::content;
 use crate::host::{Clock, Directory, Host, address_of};
-use crate::ledger::{Check, Incarnation, Ledger, Published, check_bytes, violated};
+use crate::ledger::{Check, Incarnation, Ledger, Published, Tally, check_bytes, violated};
 use crate::scenario::{MICRO, MILLI, Medium, Scenario};
 use std::collections::BTreeMap;
-use towline::Buffer;
 use towline::engine::{Delivery, HeldLease, Identity, LinkId, Storage};
+use towline::{Buffer, Path};
 use towline_verbs::sim::{Counts, NodeId, Random, Sabotage, SimFabric};
 
 /// A fault of the world's own making, to see that it is seen.
@@ -52,6 +52,17 @@ impl HeldWhat {
             Self::Delivered(_, Delivery { storage: Storage::Pool(buffer), .. }) => Some(buffer),
             Self::Delivered(..) => None,
         }
+    }
+
+    /// Where its memory is, if it is not somebody else's.
+    fn memory(&self, base: usize) -> Option<(usize, usize)> {
+        if let Self::Delivered(_, Delivery { storage: Storage::Own(own), .. }) = self {
+            let start = own.as_slice().as_ptr().addr();
+            return Some((start, start + own.as_slice().len()));
+        }
+        let buffer = self.buffer()?;
+        let start = base + buffer.offset() as usize;
+        Some((start, start + buffer.len()))
     }
 
     pub(crate) fn lease(&self) -> Option<HeldLease> {
@@ -133,7 +144,9 @@ impl World {
         let per_million = self.random.between(0, 2 * drift as u64) as i64 - drift;
         let clock = Clock { base: self.random.between(1, 1 << 50), per_million };
         let mut host = Host::start(&self.scenario, &self.fabric, id, life, clock);
-        host.bends_bytes = self.plant == Some(Plant::BentByte);
+        if self.plant == Some(Plant::BentByte) {
+            host.bends_bytes = Some(20);
+        }
         self.directory.addresses.insert(address_of(id), id);
         self.directory.unix.insert(host.identity.unix_name.clone(), id);
         self.identities.insert(Incarnation { node: id, life }, host.identity.clone());
@@ -238,8 +251,18 @@ impl World {
                     self.count(match &delivery.storage {
                         Storage::Views(_) => "viewed",
                         Storage::Pool(_) => "delivered",
+                        Storage::Own(_) => "delivered into own memory",
                         _ => "delivered empty",
                     });
+                    if delivery.path == Path::Direct {
+                        self.count("delivered within one process");
+                    }
+                    if delivery.fallback_bytes > 0 {
+                        self.count("delivered by a fallback");
+                    }
+                    if self.scenario.secret {
+                        self.count("delivered with a secret");
+                    }
                     if delivery.retries > 0 {
                         self.count("delivered after retries");
                     }
@@ -283,9 +306,25 @@ impl World {
             }
         }
         self.check_touched()?;
+        if self.random.below(4) == 0 {
+            self.check_free()?;
+        }
         if !self.held.is_empty() {
             let nth = self.random.below(self.held.len() as u64) as usize;
             self.check_held(nth)?;
+        }
+        Ok(())
+    }
+
+    /// What each endpoint says that it has done is what was seen of it.
+    pub(crate) fn check_tallies(&self) -> Check {
+        for (id, host) in &self.hosts {
+            let own = Incarnation { node: *id, life: host.life };
+            let said = Tally::of(&host.engine.stats());
+            let seen = self.ledger.tallies.get(&own).cloned().unwrap_or_default();
+            if said != seen {
+                return violated("I6", format!("{own:?} says {said:?}, and did {seen:?}"));
+            }
         }
         Ok(())
     }
@@ -296,10 +335,7 @@ impl World {
             let mut ranges: Vec<(usize, usize)> = Vec::new();
             let base = host.memory.address().addr();
             for held in self.held.iter().filter(|held| held.owner.node == *id && held.owner.life == host.life) {
-                if let Some(buffer) = held.what.buffer() {
-                    let start = base + buffer.offset() as usize;
-                    ranges.push((start, start + buffer.len()));
-                }
+                ranges.extend(held.what.memory(base));
             }
             ranges.sort_unstable();
             if let Some(pair) = ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
@@ -314,6 +350,32 @@ impl World {
             }
             if let Some(range) = self.fabric.read_by_peers(*id).iter().find(|range| inside(range)) {
                 return violated("I1", format!("a peer of {id:?} reads {range:?}, which was handed out"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory that the pool would hand out now is in nobody's hands: no device and no peer is in it (I1, I3).
+    fn check_free(&self) -> Check {
+        for (id, host) in &self.hosts {
+            let mut touched = self.fabric.written_by_devices(*id);
+            touched.extend(self.fabric.read_by_peers(*id));
+            touched.retain(|(_, len)| *len > 0);
+            if touched.is_empty() {
+                continue;
+            }
+            // All of it is taken for a moment. Nothing is, while somebody waits for room.
+            let mut free = Vec::new();
+            while let Ok(buffer) = host.engine.allocate(host.engine.stats().pool_largest_free) {
+                free.push(buffer);
+            }
+            let base = host.memory.address().addr();
+            for buffer in &free {
+                let (start, end) = (base + buffer.offset() as usize, base + buffer.offset() as usize + buffer.len());
+                let inside = |(address, len): &&(usize, u64)| *address < end && address + *len as usize > start;
+                if let Some(range) = touched.iter().find(inside) {
+                    return violated("I1", format!("{range:?} of {id:?} is free, and a device or a peer is in it"));
+                }
             }
         }
         Ok(())
