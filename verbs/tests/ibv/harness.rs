@@ -123,11 +123,15 @@ pub(crate) struct Pair {
 }
 
 pub(crate) fn pair() -> Pair {
-    let provider = IbvProvider::new().unwrap();
-    let [first, second] = names().map(|name| provider.open(&name).unwrap());
-    let (a, b) = (End::new(&first), End::new(&second));
+    try_pair().unwrap()
+}
+
+pub(crate) fn try_pair() -> towline_verbs::Result<Pair> {
+    let provider = IbvProvider::new()?;
+    let [first, second] = names();
+    let (a, b) = (End::new(&provider.open(&first)?), End::new(&provider.open(&second)?));
     connect(&a, &b);
-    Pair { a, b }
+    Ok(Pair { a, b })
 }
 
 /// Fills a region with bytes that tell their place, and `seed`.

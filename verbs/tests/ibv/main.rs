@@ -8,3 +8,4 @@ mod harness;
 mod objects;
 mod refusals;
 mod transfers;
+mod weather;
