@@ -104,7 +104,7 @@ impl Room {
     /// Joins the queue for `len` bytes, of which there are as many in the pool. `notify` is called once, without a lock
     /// held, when the extent is there to be [taken](Turn::take): from any thread, and from within this call if there is
     /// room already.
-    #[cfg(towline_loom)]
+    #[cfg(all(test, towline_loom))]
     pub(super) fn wait(&self, len: u64, notify: impl Fn() + Send + Sync + 'static) -> Arc<Turn> {
         self.wait_all(vec![len], notify)
     }
@@ -203,7 +203,7 @@ impl Room {
 
 impl Turn {
     /// The extent, once, if it is there.
-    #[cfg(towline_loom)]
+    #[cfg(all(test, towline_loom))]
     pub(super) fn take(&self) -> Option<Extent> {
         self.take_all()?.pop()
     }
