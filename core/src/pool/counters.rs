@@ -16,7 +16,9 @@ const SETS: usize = 1;
 const TAKEN: usize = 0;
 /// Granules ever given back, and one for each disturbance. Moved *after* granules became free.
 const RELEASED: usize = 1;
-/// While the stripe has taken no more than this net of what it gave back, the high-water mark stands.
+/// While the stripe has taken no more than this net of what it gave back, the high-water mark stands. What it may still take
+/// is its *room*: all rooms together are at most what is between the granules taken and the mark. Taking and giving back on
+/// a stripe changes both by the same; only who has no room left looks at all stripes, and takes half of what no other has.
 const QUIET: usize = 2;
 
 /// The set of hints that the stripe's threads use, and one more; zero before they do. A hint itself.
@@ -88,7 +90,18 @@ impl<'a> Counters<'a> {
     /// Granules became free.
     #[inline]
     pub(super) fn release(self, granules: u64) {
-        self.own()[RELEASED].fetch_add(granules, Ordering::AcqRel);
+        let own = self.own();
+        let released = own[RELEASED].fetch_add(granules, Ordering::AcqRel).wrapping_add(granules);
+        let net = own[TAKEN].hint().wrapping_sub(released) as i64;
+        if own[QUIET].hint() as i64 - net > self.most_room() {
+            own[QUIET].set_hint((net + self.most_room() / 2) as u64);
+        }
+    }
+
+    /// The most that a stripe keeps for itself, though it gives back more than it takes.
+    #[inline]
+    const fn most_room(self) -> i64 {
+        (self.granules / (2 * STRIPES as u64)) as i64
     }
 
     /// Granules were taken for a moment and are free again.
@@ -100,13 +113,28 @@ impl<'a> Counters<'a> {
         self.own()[RELEASED].fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Raises the high-water mark if it has to be, and leaves the stripe its share of the room below it.
+    /// Raises the high-water mark if it has to be, and gives the stripe half of the room that no other has.
     #[cold]
     fn raise(self, own: &[Word], net: i64) {
         let taken = self.taken();
-        let high = self.high_water().max(taken);
-        self.words[HIGH_WATER].hint_max(high);
-        own[QUIET].set_hint((net + ((high - taken) / STRIPES as u64) as i64) as u64);
+        let mut high = self.high_water();
+        if taken > high {
+            self.words[HIGH_WATER].hint_max(taken);
+            high = taken;
+        }
+        let above = high - taken;
+        // This stripe's own room is none, or it would not be here.
+        let net_of =
+            |stripe: &[Word]| stripe[TAKEN].hint().wrapping_sub(stripe[RELEASED].load(Ordering::Relaxed)) as i64;
+        let mut rooms = self.sum(|stripe| {
+            (stripe[QUIET].hint() as i64).wrapping_sub(net_of(stripe)).clamp(0, self.granules as i64) as u64
+        });
+        if rooms > above {
+            // What was taken here just now was another's to take without a look: he has to look next time.
+            self.stripes().for_each(|stripe| stripe[QUIET].set_hint(net_of(stripe) as u64));
+            rooms = 0;
+        }
+        own[QUIET].set_hint((net + ((above - rooms) / 2) as i64) as u64);
     }
 
     /// A number that moves whenever granules became free, and that never comes back to a value it had (it wraps after
@@ -122,9 +150,46 @@ impl<'a> Counters<'a> {
         (taken.wrapping_sub(released) as i64).clamp(0, self.granules as i64) as u64
     }
 
+    fn stripes(self) -> impl Iterator<Item = &'a [Word]> {
+        self.words[STRIPE..STRIPE * (STRIPES + 1)].chunks_exact(STRIPE)
+    }
+
     fn sum(self, of: impl Fn(&[Word]) -> u64) -> u64 {
-        self.words[STRIPE..STRIPE * (STRIPES + 1)]
-            .chunks_exact(STRIPE)
-            .fold(0, |sum, stripe| sum.wrapping_add(of(stripe)))
+        self.stripes().fold(0, |sum, stripe| sum.wrapping_add(of(stripe)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    /// Whoever takes and whoever gives back, one after the other: the mark is what it was at most.
+    #[test]
+    fn the_high_water_mark_is_exact_whoever_takes_and_gives_back() {
+        const GRANULES: u64 = 1000;
+        let words: Vec<Word> = (0..STRIPE * (STRIPES + 1)).map(|_| Word::default()).collect();
+        let on =
+            |stripe: u64| Counters { words: &words, granules: GRANULES, own: STRIPE * (stripe as usize % STRIPES + 1) };
+        let (mut taken, mut most, mut seed) = (0, 0, 9u64);
+        for turn in 0..100_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (stripe, granules) = (seed >> 33, 1 + (seed >> 40) % 60);
+            // Up to three quarters, later up to all, in long waves.
+            let limit = if turn < 50_000 { GRANULES * 3 / 4 } else { GRANULES };
+            let rising = turn / 500 % 2 == 0;
+            // In every third wave some only take, and the others only give back.
+            let taker = if turn / 500 % 3 == 0 { stripe % 8 < 3 } else { (seed >> 60) < if rising { 10 } else { 6 } };
+            if taker && taken + granules <= limit {
+                on(stripe).take(granules, seed >> 50 & 7 == 0);
+                taken += granules;
+            } else if !taker && granules <= taken {
+                on(stripe).release(granules);
+                taken -= granules;
+            }
+            most = most.max(taken);
+            assert_eq!((on(0).taken(), on(0).high_water()), (taken, most), "turn {turn}");
+        }
+        assert!(most > GRANULES * 9 / 10);
     }
 }
