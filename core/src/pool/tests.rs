@@ -305,6 +305,32 @@ fn rubbish_in_the_hints_changes_no_answer() {
     assert_eq!((pool.free_granules(), pool.largest_free_run()), (5000, 5000));
 }
 
+/// Threads that find only what others have noted take a part of the region, and not the next place in it; nothing is lost by
+/// that.
+#[test]
+fn threads_take_parts_of_the_region_for_themselves() {
+    const GRANULES: u64 = 1 << 17;
+    let pool = pool(GRANULES);
+    let together = std::sync::Barrier::new(8);
+    let mut all: Vec<Extent> = std::thread::scope(|scope| {
+        let work = || {
+            together.wait();
+            let extents: Vec<_> = (0..10).map(|_| pool.allocate(100 * GRANULE, 1).unwrap()).collect();
+            together.wait();
+            extents
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    all.sort_by_key(Extent::offset);
+    assert!(all.windows(2).all(|pair| pair[0].offset() + pair[0].len() <= pair[1].offset()), "extents overlap");
+    let apart = (all[79].offset() - all[0].offset()) / GRANULE;
+    assert!(apart >= GRANULES / 4, "all within {apart} granules");
+    all.into_iter().for_each(|extent| pool.release(extent).unwrap());
+    assert_eq!((pool.free_granules(), pool.largest_free_run()), (GRANULES, GRANULES));
+    pool.allocate(GRANULES * GRANULE, 1).unwrap();
+}
+
 /// I1, I2 with far more threads than processors: extents of all sizes, given away to other threads to release.
 #[test]
 fn sixty_four_threads_share_a_pool() {
