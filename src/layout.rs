@@ -127,7 +127,11 @@ impl Layout {
         if shape.len() > MAX_DIMENSIONS {
             return malformed("number of dimensions", shape.len() as u64, MAX_DIMENSIONS as u64);
         }
-        let bytes = shape.iter().try_fold(dtype.size(), |product, extent| product.checked_mul(*extent));
+        // A product with a zero in it is zero, wherever the zero stands and however large the rest is.
+        let bytes = match shape.contains(&0) {
+            true => Some(0),
+            false => shape.iter().try_fold(dtype.size(), |product, extent| product.checked_mul(*extent)),
+        };
         if bytes != Some(len) {
             return malformed("length against shape and dtype", len, bytes.unwrap_or(u64::MAX));
         }
@@ -263,6 +267,14 @@ mod tests {
         assert!(layout.push("x", DType::F32, &[u64::MAX, 2], 8).is_err());
         assert!(layout.push(&"n".repeat(257), DType::U8, &[1], 1).is_err());
         assert!(layout.push("x", DType::U8, &[1; 9], 1).is_err());
+        for shape in [[0, u64::MAX, 2], [u64::MAX, 0, 2], [u64::MAX, 2, 0]] {
+            let mut layout = Layout::default();
+            layout.push("no element", DType::F64, &shape, 0).unwrap();
+            assert!(layout.push("no element", DType::F64, &shape, 8).is_err());
+            let mut bytes = Vec::new();
+            layout.encode(&mut bytes);
+            assert_eq!(Layout::decode(&bytes), Ok(layout));
+        }
         for _ in 0..MAX_PARTS {
             layout.push("x", DType::U8, &[1], 1).unwrap();
         }

@@ -111,6 +111,22 @@ fn buffers_of_no_bytes_and_of_more_than_the_pool_are_refused() {
 }
 
 #[test]
+fn parts_that_together_are_larger_than_the_pool_are_refused_at_once() {
+    let endpoint = Options::default().pool(MIB).alloc_timeout(LONG).build().unwrap();
+    let len = 700 * KIB;
+    let bytes = vec![1; len as usize];
+    let copied = |name| Part::bytes(name, DType::U8, &[700 << 10], &bytes);
+    for first in [copied("a"), Part::buffer("a", DType::U8, &[700 << 10], endpoint.alloc(len as usize).unwrap())] {
+        let started = Instant::now();
+        let error = endpoint.put("k", [first, copied("b")]).unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::PoolTooSmall { need: 2 * len, pool: MIB }, "no waiting would help");
+        assert!(started.elapsed() < LONG / 2, "it waited for room that it holds itself");
+        assert_tells(&error, "put");
+    }
+    assert_whole(&endpoint);
+}
+
+#[test]
 fn a_payload_larger_than_the_consumers_pool_is_refused_over_every_way() {
     every_way(MIB, |pair| {
         let small = pair.way.options().pool(256 * KIB).build().unwrap();

@@ -7,9 +7,9 @@ use crate::payload::{Data, Part};
 use crate::sys;
 use crate::{Buffer, Error, ErrorKind, PutOptions, Result, Ticket};
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Bytes copied into the pool between two times that readers are told how far the copy is: large enough that telling
@@ -180,6 +180,17 @@ impl Endpoint {
             Data::Bytes(_) | Data::Buffer(_) => None,
         });
         let lens: Vec<u64> = copied.collect();
+        if !lens.is_empty() {
+            // What this very put holds of the pool does not become free by waiting for it.
+            let own = parts.iter().filter_map(|part| match &part.data {
+                Data::Buffer(buffer) if Arc::ptr_eq(buffer.pool(), &shared.pool) => Some(buffer.len() as u64),
+                _ => None,
+            });
+            let (need, pool) = (own.sum::<u64>().saturating_add(lens.iter().sum()), shared.pool.len());
+            if need > pool {
+                return Err(Error::new(PUT, ErrorKind::PoolTooSmall { need, pool }));
+            }
+        }
         let buffers = if lens.is_empty() { Vec::new() } else { self.allocate_all(PUT, lens, shared.deadline)? };
         let mut buffers = buffers.into_iter();
         let mut new_parts = Vec::new();

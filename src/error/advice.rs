@@ -36,6 +36,7 @@ impl ErrorKind {
             }
             Self::DestinationTooSmall { .. } => "give as many bytes as `Layout::destination_len` of the ticket says",
             Self::TimedOut { waiting_for, .. } => timed_out(waiting_for),
+            Self::PeerUnreachable { errno: errno @ (libc::EMFILE | libc::ENFILE), .. } => system(*errno),
             Self::PeerUnreachable { .. } => {
                 "check that the peer runs, its port, and that it advertises an address reachable from here"
             }

@@ -117,8 +117,8 @@ pub enum ErrorKind {
     },
     /// No connection could be made.
     ///
-    /// Way out: check that the peer runs, its port, and that it advertises an address reachable from here. Retry:
-    /// yes.
+    /// Way out: check that the peer runs, its port, and that it advertises an address reachable from here; if the error
+    /// number says that this process may open no more files, raise that limit. Retry: yes.
     PeerUnreachable {
         /// Where to.
         address: String,

@@ -281,6 +281,12 @@ fn nothing_is_named_twice_and_everything_is_short() {
         assert!(text.starts_with("get: key `k`: no connection to h:9: "), "{text}");
         assert_eq!((text.matches("h:9").count(), text.matches("refused").count()), (1, 1), "{text}");
     }
+    let starved = ErrorKind::PeerUnreachable { address: "h:9".into(), errno: libc::EMFILE, tried: String::new() };
+    let text = Error::new("get", starved).to_string();
+    assert!(
+        text.ends_with("Too many open files (os error 24) (raise the limit of open files (`ulimit -n`))"),
+        "{text}"
+    );
     assert_eq!(printable(b"plain key"), "plain key");
     assert_eq!(printable(b"a\nb\xff`"), "a\\nb\\xff`");
     assert_eq!(printable(&[b'x'; 1000]).len(), 83);

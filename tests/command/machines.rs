@@ -109,3 +109,17 @@ fn the_silent_are_dropped_in_time_and_never_too_many() {
     assert_eq!(rows(&format!("--connect {address} --mode zero-copy --size 4KiB --count 1")).len(), 1);
     assert_eq!(producer.end(), Some(0));
 }
+
+#[test]
+fn connections_beyond_the_limit_of_open_files_make_the_oldest_go_at_once() {
+    const FILES: usize = 12;
+    let mut limited = Command::new("sh");
+    limited.args(["-c", &format!("ulimit -n {FILES} && exec \"$0\" bench --listen 127.0.0.1:0")]);
+    limited.arg(env!("CARGO_BIN_EXE_towline")).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut producer = Process(limited.spawn().unwrap());
+    let address = producer.listening();
+    let strangers: Vec<_> = (0..2 * FILES).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let line = producer.line();
+    assert!(line.starts_with(&strangers[0].local_addr().unwrap().to_string()), "{line}");
+    assert!(line.contains("could not be accepted: Too many open files"), "{line}");
+}

@@ -118,14 +118,27 @@ pub(crate) fn accept(address: &str) -> Result<(Channel, SocketAddr, SocketAddr),
         }
         strangers = kept;
         if accepting {
-            take(&listener, &mut strangers);
+            take(&listener, &mut strangers).map_err(failed)?;
         }
     }
 }
 
-/// Takes the connections that wait to be accepted.
-fn take(listener: &TcpListener, strangers: &mut VecDeque<Stranger>) {
-    while let Ok((stream, peer)) = listener.accept() {
+/// Takes the connections that wait to be accepted. Where the system gives no more (descriptors, memory), those that came
+/// first make way: left in the queue, the others would keep the listener readable without end.
+fn take(listener: &TcpListener, strangers: &mut VecDeque<Stranger>) -> std::io::Result<()> {
+    loop {
+        let (stream, peer) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => continue,
+            Err(e) => match strangers.pop_front() {
+                Some(oldest) => {
+                    oldest.drop_line(&format!("another connection could not be accepted: {e}"));
+                    continue;
+                }
+                None => return Err(e),
+            },
+        };
         if stream.set_nonblocking(true).is_err() {
             continue; // it is gone again
         }
