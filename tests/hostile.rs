@@ -651,6 +651,33 @@ fn boot_id() -> [u8; 16] {
 // Shortage.
 
 #[test]
+fn a_consumer_that_dies_while_descriptors_are_short_gives_back_what_it_held() {
+    if !alone("a_consumer_that_dies_while_descriptors_are_short_gives_back_what_it_held") {
+        return;
+    }
+    let options = Options::default().paths("shm");
+    let (process, producer) = (Process::start(&options), options.build().unwrap());
+    let ticket = Spec::bytes(100_000, 1).put(&producer, "k", &PutOptions::default()).unwrap();
+    let used = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+    let before = limit_descriptors(used + 8);
+    let mut fill = Vec::new();
+    while let Ok(file) = std::fs::File::open("/dev/null") {
+        fill.push(file);
+    }
+    drop(fill.pop()); // for the control connection; none is left to watch the consumer's process
+    let pending = process.begin_get(&ticket, LONG);
+    until("the consumer has a lease", || producer.stats().leases == 1);
+    process.kill();
+    drop(pending);
+    until("its link has ended", || producer.stats().links == 0);
+    assert_eq!(producer.stats().leases, 1, "nothing says yet that the process is gone");
+    drop(fill);
+    limit_descriptors(before);
+    producer.remove(&ticket).unwrap();
+    assert_whole(&producer);
+}
+
+#[test]
 fn a_consumer_without_descriptors_is_told_and_recovers() {
     if !alone("a_consumer_without_descriptors_is_told_and_recovers") {
         return;

@@ -330,7 +330,7 @@ impl Core {
         if reactor.has_net_events() || starved {
             let mut state = lock(&self.state);
             let State { engine, net, .. } = &mut *state;
-            net.accept_starved(engine);
+            net.serve_starved(engine);
             reactor.dispatch(|token, readiness| net.event(engine, token, readiness));
             self.settle(&mut state);
         }

@@ -71,6 +71,9 @@ pub(super) struct Net {
     lingering: usize,
     /// Listeners whose queue could not be emptied for want of descriptors.
     starved: Vec<Token>,
+    /// Links whose peer's process could not be watched for want of descriptors, with their streams once they have ended:
+    /// through the stream the process is still found.
+    unwatched: BTreeMap<LinkId, Option<Stream>>,
     devices: Vec<Device>,
 }
 
@@ -84,6 +87,7 @@ impl Net {
             pending: 0,
             lingering: 0,
             starved: Vec::new(),
+            unwatched: BTreeMap::new(),
             devices,
         };
         for listener in listeners {
@@ -188,13 +192,18 @@ impl Net {
         }
     }
 
-    /// Whether connections wait to be accepted for want of descriptors. Nothing says when there are some again.
+    /// Whether connections wait to be accepted, or processes to be watched, for want of descriptors. Nothing says when
+    /// there are some again.
     pub(super) fn is_starved(&self) -> bool {
-        !self.starved.is_empty()
+        !self.starved.is_empty() || !self.unwatched.is_empty()
     }
 
-    /// Tries listeners again that lacked descriptors.
-    pub(super) fn accept_starved(&mut self, engine: &mut Engine) {
+    /// Tries again what lacked descriptors.
+    pub(super) fn serve_starved(&mut self, engine: &mut Engine) {
+        let unwatched: Vec<LinkId> = self.unwatched.keys().copied().collect();
+        for link in unwatched {
+            self.watch(engine, link);
+        }
         for token in std::mem::take(&mut self.starved) {
             self.sweep();
             self.accept(engine, token);
@@ -423,7 +432,13 @@ impl Net {
     fn close(&mut self, link: LinkId) {
         let Some(token) = self.links.get(&link).copied() else { return };
         if let Some(Entry::Link { stream, .. }) = self.remove(token) {
-            self.linger(stream);
+            match self.unwatched.get_mut(&link) {
+                Some(kept) => {
+                    let _gone_already = stream.shutdown_send();
+                    *kept = Some(stream);
+                }
+                None => self.linger(stream),
+            }
         }
     }
 
@@ -453,16 +468,24 @@ impl Net {
     }
 
     fn watch(&mut self, engine: &mut Engine, link: LinkId) {
-        let Some(Entry::Link { stream, .. }) = self.links.get(&link).and_then(|token| self.entries.get(token)) else {
-            return;
+        let ended = self.unwatched.remove(&link).flatten();
+        let open = self.links.get(&link).and_then(|token| self.entries.get(token));
+        let stream = match (&ended, open) {
+            (Some(stream), _) | (None, Some(Entry::Link { stream, .. })) => stream,
+            _ => return,
         };
-        match stream.peer_process() {
-            Ok(Some(process)) => {
-                // Without a place to watch it from, its word is awaited, as long as this endpoint lives.
-                let _unwatched = self.insert(Entry::Process { link, process }, Interest::READABLE);
+        let watched = match stream.peer_process() {
+            Ok(Some(process)) => self.insert(Entry::Process { link, process }, Interest::READABLE).is_ok(),
+            Err(error) if errno(&error) == libc::ESRCH => {
+                engine.process_ended(sys::boot_clock(), link);
+                true
             }
-            Err(error) if errno(&error) == libc::ESRCH => engine.process_ended(sys::boot_clock(), link),
-            Ok(None) | Err(_) => {}
+            // It is tried again: what that process has mapped is held until its end is seen (I3).
+            Err(error) => !matches!(errno(&error), libc::EMFILE | libc::ENFILE | libc::ENOMEM),
+            Ok(None) => true,
+        };
+        if !watched {
+            self.unwatched.insert(link, ended);
         }
     }
 }
@@ -489,6 +512,7 @@ fn errno(error: &SocketError) -> i32 {
 
 impl Net {
     fn unwatch(&mut self, link: LinkId) {
+        self.unwatched.remove(&link);
         let watch = |entry: &Entry| matches!(entry, Entry::Process { link: watched, .. } if *watched == link);
         let token = self.entries.iter().find(|(_, entry)| watch(entry)).map(|(token, _)| *token);
         if let Some(token) = token {
