@@ -314,7 +314,10 @@ impl Builder {
             for address in advertised {
                 addresses.extend(resolve(BUILD, address)?);
             }
-            let provider = TcpProvider::new(TcpConfig::new(addresses, Arc::new(preface))).map_err(verbs)?;
+            let mut config = TcpConfig::new(addresses, Arc::new(preface));
+            // As for control connections: where nobody proves who he is, only this host.
+            config.loopback_only = self.secret.is_none() && !self.insecure;
+            let provider = TcpProvider::new(config).map_err(verbs)?;
             let device = open_first(&provider).map_err(verbs)?;
             rails.push(Rail::new(Path::Tcp, device, memory).map_err(verbs)?);
         }

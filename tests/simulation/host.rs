@@ -192,7 +192,9 @@ impl Host {
     pub(crate) fn due(&self) -> Option<u64> {
         let deadline = self.engine.next_deadline().map(|tick| self.clock.when(tick));
         let unsent = self.unsent.values().min().copied();
-        [deadline, unsent].into_iter().flatten().min().map(|due| due.max(self.asleep_until))
+        // Whatever came while it slept is dealt with when it wakes.
+        let wakes = (self.asleep_until > self.fabric.now()).then_some(self.asleep_until);
+        [deadline, unsent, wakes].into_iter().flatten().min().map(|due| due.max(self.asleep_until))
     }
 
     /// Does what a driver does when its descriptors or its deadline say so. True if there was anything to do.

@@ -253,8 +253,8 @@ fn allowed(scenario: &Scenario, pending: &Pending, error: &Error) -> Check {
         | ErrorKind::SecretRequired
         | ErrorKind::SecretNotExpected
         | ErrorKind::VersionMismatch { .. } => scenario.bends.is_some(),
-        // Shared memory is the only path here, and its Unix socket may fail.
-        ErrorKind::PathNotAllowed { .. } => !calm && scenario.medium == Medium::Mapped,
+        // Shared memory is the only path here, and its Unix socket may fail, or be gone with a peer that closes.
+        ErrorKind::PathNotAllowed { .. } => (!calm || closing) && scenario.medium == Medium::Mapped,
         ErrorKind::PeerLost { .. } | ErrorKind::PeerUnreachable { .. } => !calm || closing,
         ErrorKind::TransferFailed { .. } => !calm || closing,
         _ => false,

@@ -92,10 +92,13 @@ pub struct TcpConfig {
     /// How long a peer may take nothing of what is sent, or be silent, until it counts as gone (`TCP_USER_TIMEOUT`, and
     /// keep-alive probes from half of it on). A stopped process takes nothing.
     pub peer_timeout: Duration,
+    /// Whether only addresses of the loopback interface are dialled, whatever others a peer names.
+    pub loopback_only: bool,
 }
 
 impl TcpConfig {
-    /// The defaults: 3 streams, 10 seconds to connect, 1 second for a receive, 30 seconds of silence.
+    /// The defaults: 3 streams, 10 seconds to connect, 1 second for a receive, 30 seconds of silence, every
+    /// address dialled.
     #[must_use]
     pub fn new(advertised: Vec<SocketAddr>, preface: Preface) -> Self {
         Self {
@@ -105,6 +108,7 @@ impl TcpConfig {
             connect_timeout: Duration::from_secs(10),
             receiver_not_ready_timeout: Duration::from_secs(1),
             peer_timeout: Duration::from_secs(30),
+            loopback_only: false,
         }
     }
 }
@@ -117,6 +121,7 @@ impl fmt::Debug for TcpConfig {
             .field("connect_timeout", &self.connect_timeout)
             .field("receiver_not_ready_timeout", &self.receiver_not_ready_timeout)
             .field("peer_timeout", &self.peer_timeout)
+            .field("loopback_only", &self.loopback_only)
             .finish_non_exhaustive()
     }
 }

@@ -80,7 +80,14 @@ impl Core {
     pub(super) fn connect(&self, remote: &[u8], active: bool) -> Result<()> {
         const VERB: &str = "connect";
         let malformed = |what| Error::new(VERB, Cause::Malformed { what });
-        let remote = Address::decode(remote).map_err(malformed)?;
+        let mut remote = Address::decode(remote).map_err(malformed)?;
+        if active && self.device.config.loopback_only && !remote.dial.is_empty() {
+            remote.dial.retain(|address| address.ip().to_canonical().is_loopback());
+            if remote.dial.is_empty() {
+                let what = "to connect beyond the loopback interface, where the peer's address is";
+                return Err(Error::new(VERB, Cause::Denied { what }));
+            }
+        }
         if active && remote.dial.is_empty() {
             return Err(malformed("an address that names nowhere to dial"));
         }

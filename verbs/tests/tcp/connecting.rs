@@ -126,6 +126,30 @@ fn an_address_that_no_peer_made() {
 }
 
 #[test]
+fn a_peer_can_not_lead_an_end_beyond_loopback_where_that_is_forbidden() {
+    // An address that this host has but loopback, where somebody listens: that nobody comes is seen.
+    let beyond = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    let own = beyond.connect("192.0.2.1:9").and_then(|()| beyond.local_addr());
+    let elsewhere = own.map_or("192.0.2.1".parse().unwrap(), |own| own.ip());
+    let tell = |addresses: Vec<SocketAddr>| Endpoint::with("127.0.0.1", move |config| config.advertised = addresses);
+    let careful = Endpoint::with("127.0.0.1", |config| config.loopback_only = true);
+    let mapped = SocketAddr::new("::ffff:192.0.2.1".parse().unwrap(), 9);
+    for addresses in [vec![SocketAddr::new(elsewhere, 9)], vec![mapped], vec![SocketAddr::new(elsewhere, 9), mapped]] {
+        let (hostile, end) = (tell(addresses), careful.end());
+        let refused = end.qp.connect(&hostile.end().qp.address(), true).unwrap_err();
+        assert!(matches!(refused.cause, Cause::Denied { .. }), "{refused}");
+        assert_eq!(end.qp.state(), QueuePairState::Reset);
+    }
+    // Among others, its loopback addresses are dialled, in the notation of IPv6 too.
+    let mixed = Endpoint::with("127.0.0.1", |config| {
+        let port = config.advertised[0].port();
+        let mapped = SocketAddr::new("::ffff:127.0.0.1".parse().unwrap(), port);
+        config.advertised = vec![SocketAddr::new(elsewhere, 9), mapped, config.advertised[0]];
+    });
+    connect(&careful.end(), &mixed.end());
+}
+
+#[test]
 fn an_end_without_a_port_can_only_be_the_active_one() {
     let (portless, ordinary) =
         (Endpoint::with("127.0.0.1", |config| config.advertised.clear()), Endpoint::new("127.0.0.1"));
