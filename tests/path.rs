@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use std::time::Instant;
-use towline::{Endpoint, ErrorKind, Path, Paths, PutOptions};
+use towline::{Endpoint, ErrorKind, Path, Paths, PutOptions, Ticket};
 
 // Choice.
 
@@ -213,6 +213,23 @@ fn of_several_advertised_addresses_one_that_answers_is_found() {
     let spec = Spec::bytes(100 * KIB, 1);
     let ticket = spec.put(&producer, "key", &PutOptions::default()).unwrap();
     let payload = tcp_endpoint(MIB).get(&ticket, LONG).unwrap();
+    spec.check(&payload);
+    assert_eq!(payload.info().path, Path::Tcp);
+}
+
+#[test]
+fn a_host_name_in_a_ticket_is_looked_up_by_who_gets_it() {
+    let unknown = "no-such-host.invalid:7000"; // RFC 6761 keeps `.invalid` from ever being one
+    let producer = Endpoint::builder().pool_size(MIB).advertise("localhost:0").advertise(unknown).build();
+    let unresolved = producer.unwrap_err();
+    assert!(matches!(unresolved.kind(), ErrorKind::PeerUnreachable { .. }), "{unresolved}");
+    let producer = Endpoint::builder().pool_size(MIB).advertise("localhost:0").build().unwrap();
+    assert!(producer.address().starts_with("localhost:") && !producer.address().ends_with(":0"));
+    let spec = Spec::bytes(100 * KIB, 1);
+    let ticket = spec.put(&producer, "key", &PutOptions::default()).unwrap();
+    assert_eq!(ticket.addresses(), producer.addresses());
+    let word: Ticket = ticket.to_string().parse().unwrap();
+    let payload = tcp_endpoint(MIB).get(word, LONG).unwrap();
     spec.check(&payload);
     assert_eq!(payload.info().path, Path::Tcp);
 }

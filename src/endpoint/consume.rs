@@ -98,7 +98,7 @@ impl Endpoint {
         shared.check(name)?;
         let mut source = from.0?;
         let subject = about(&source);
-        let started = resolve_names(name, &mut source).and_then(|()| {
+        let started = resolve_names(name, &mut source, shared.boot).and_then(|()| {
             let now = sys::boot_clock();
             let mut request = GetRequest::new(source, deadline_of(now, timeout));
             request.view = view;
@@ -133,18 +133,37 @@ pub(super) fn named(key: &[u8]) -> String {
 }
 
 /// Host names become addresses here, in the caller's thread, since looking them up may take long.
-fn resolve_names(operation: &'static str, source: &mut Source) -> Result<()> {
-    if let Source::Key { peers, .. } = source {
-        let mut resolved = Vec::new();
-        for peer in peers.drain(..) {
-            match peer {
-                Address::Host(_) => {
-                    resolved.extend(crate::builder::resolve(operation, &peer)?.into_iter().map(Address::Ip))
+fn resolve_names(operation: &'static str, source: &mut Source, boot: [u8; 16]) -> Result<()> {
+    let look_up =
+        |host: &Address| crate::builder::resolve(operation, host).map(|found| found.into_iter().map(Address::Ip));
+    match source {
+        Source::Key { peers, .. } => {
+            let mut resolved = Vec::new();
+            for peer in peers.drain(..) {
+                match peer {
+                    Address::Host(_) => resolved.extend(look_up(&peer)?),
+                    other => resolved.push(other),
                 }
-                other => resolved.push(other),
+            }
+            *peers = resolved;
+        }
+        Source::Ticket(ticket) => {
+            let (mut resolved, mut failed) = (Vec::new(), None);
+            for text in ticket.addresses.drain(..) {
+                match text.parse::<Address>() {
+                    Ok(host @ Address::Host(_)) => match look_up(&host) {
+                        Ok(found) => resolved.extend(found.map(|address| address.to_string())),
+                        Err(error) => failed = Some(error),
+                    },
+                    _ => resolved.push(text),
+                }
+            }
+            ticket.addresses = resolved;
+            // On its own host an endpoint may be reached without any.
+            if let (Some(error), true) = (failed, ticket.addresses.is_empty() && ticket.boot != boot) {
+                return Err(error);
             }
         }
-        *peers = resolved;
     }
     Ok(())
 }
