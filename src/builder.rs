@@ -12,6 +12,7 @@ use std::time::Duration;
 use towline_control::address::{Address, UnixName};
 use towline_control::preface::{Preface, Purpose};
 use towline_control::socket::{self, Listener, SocketError, SocketName};
+use towline_control::wire::MIN_MAX_FRAME;
 use towline_verbs::shm::{ShmConfig, ShmProvider};
 use towline_verbs::tcp::{TcpConfig, TcpProvider, prepare_listener};
 use towline_verbs::{Device, Memory, Provider};
@@ -209,14 +210,21 @@ impl Builder {
         if self.limits.key == 0 || self.limits.key > 1024 {
             return bad("limits.key", format!("it is {}", self.limits.key));
         }
-        let Limits { send_queue, in_flight, gets, .. } = self.limits;
+        let Limits { send_queue, in_flight, gets, links, tries, backlog, .. } = self.limits;
         let at_least_one = [
             ("limits.send_queue", u64::from(send_queue)),
             ("limits.in_flight", in_flight),
             ("limits.gets", gets as u64),
+            ("limits.links", links as u64),
+            ("limits.tries", u64::from(tries)),
+            ("handshake_timeout", self.times.handshake),
         ];
         if let Some((option, _)) = at_least_one.into_iter().find(|(_, limit)| *limit == 0) {
             return bad(option, "it is zero".into());
+        }
+        // What a session needs to be able to answer at all.
+        if backlog < 2 * MIN_MAX_FRAME as usize {
+            return bad("limits.backlog", format!("it is {backlog}"));
         }
         let mut listeners = self.listen()?;
         let advertised = self.advertised(&listeners)?;

@@ -61,22 +61,31 @@ pub enum TypeError {
     },
 }
 
-impl fmt::Display for TypeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl TypeError {
+    pub(crate) fn cause(&self) -> String {
         match self {
-            Self::DType(dtype) => {
-                write!(f, "the part holds elements of dtype {dtype} (ask for the type that it stands for)")
-            }
-            Self::Misaligned => {
-                write!(f, "the part's memory is not aligned for the type (get it into the pool, or copy its bytes)")
-            }
-            Self::Length { bytes, size } => {
-                write!(f, "{bytes} bytes are no whole number of elements of {size} bytes (allocate a multiple)")
-            }
+            Self::DType(dtype) => format!("the part holds elements of dtype {dtype}"),
+            Self::Misaligned => "the part's memory is not aligned for the type".to_owned(),
+            Self::Length { bytes, size } => format!("{bytes} bytes are no whole number of elements of {size} bytes"),
             Self::OutOfRange { first, count, elements } => {
-                write!(f, "elements {first}..+{count} lie outside the {elements} that there are")
+                format!("{count} elements from number {first} on do not lie within the {elements} that there are")
             }
         }
+    }
+
+    pub(crate) fn way_out(&self) -> &'static str {
+        match self {
+            Self::DType(_) => "ask for the type that it stands for",
+            Self::Misaligned => "get it into the pool, or copy its bytes",
+            Self::Length { .. } => "allocate a multiple",
+            Self::OutOfRange { .. } => "ask for fewer, or from an earlier one on",
+        }
+    }
+}
+
+impl fmt::Display for TypeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.cause(), self.way_out())
     }
 }
 

@@ -77,7 +77,7 @@ pub struct Limits {
     pub key: usize,
     /// Payloads published at one time; default: 65,536.
     pub payloads: usize,
-    /// Control connections, in both directions together; default: 1024.
+    /// Control connections, in both directions together: at least 1; default: 1024.
     pub links: usize,
     /// Leases that one peer may hold: payloads that it reads or views; default: 4096.
     ///
@@ -94,14 +94,14 @@ pub struct Limits {
     /// Payloads up to this many bytes travel inside the control message that grants them; default: 32 KiB. Over shared
     /// memory the border is 16 KiB at most.
     pub eager: u32,
-    /// Bytes of control messages that may wait to be sent to one peer before nothing more is read from it; default: 8
-    /// MiB.
+    /// Bytes of control messages that may wait to be sent to one peer before nothing more is read from it: at least 8
+    /// KiB; default: 8 MiB.
     pub backlog: usize,
     /// Work requests in flight on one queue pair: at least 1; default: 128.
     pub send_queue: u32,
     /// Bytes in flight on one queue pair: at least 1; default: 16 MiB.
     pub in_flight: u64,
-    /// How often a get is tried when connections or reads fail; default: 4.
+    /// How often a get is tried when connections or reads fail: at least 1; default: 4.
     pub tries: u32,
 }
 

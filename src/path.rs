@@ -6,9 +6,10 @@ use core::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Path {
-    /// Both endpoints are in one process.
+    /// Both endpoints are in one process: memory shared without another process. [`Shm`](Self::Shm) alone does not allow
+    /// it, and is never used there.
     Direct,
-    /// Memory shared between processes of one host.
+    /// Memory shared between two processes of one host.
     Shm,
     /// RDMA.
     Rdma,

@@ -6,7 +6,9 @@ mod common;
 
 use common::*;
 use std::time::{Duration, Instant};
-use towline::{DType, Endpoint, ErrorKind, Gone, HugePages, MAX_PARTS, Part, Paths, PutOptions, Secret, Ticket};
+use towline::{
+    DType, Endpoint, ErrorKind, Gone, HugePages, Limits, MAX_PARTS, Part, Paths, PutOptions, Secret, Ticket,
+};
 
 // Keys and parts.
 
@@ -401,6 +403,10 @@ fn options_that_can_not_be_are_refused_by_name() {
         ("limits.send_queue", limits(|limits| limits.send_queue = 0)),
         ("limits.in_flight", limits(|limits| limits.in_flight = 0)),
         ("limits.gets", limits(|limits| limits.gets = 0)),
+        ("limits.links", limits(|limits| limits.links = 0)),
+        ("limits.tries", limits(|limits| limits.tries = 0)),
+        ("limits.backlog", limits(|limits| limits.backlog = 8191)),
+        ("handshake_timeout", small().handshake_timeout(Duration::ZERO)),
     ];
     for (named, builder) in cases {
         let error = builder.build().unwrap_err();
@@ -408,6 +414,14 @@ fn options_that_can_not_be_are_refused_by_name() {
         assert!(error.to_string().starts_with("build: option `"), "{error}");
         assert_tells(&error, "build");
     }
+    // The largest of all are as good as none.
+    let huge = Limits::new().payloads(usize::MAX).links(usize::MAX).gets(usize::MAX).backlog(usize::MAX);
+    let huge = huge.leases_per_peer(usize::MAX).waiting_per_peer(usize::MAX).quarantine_per_peer(u64::MAX);
+    let endpoint = small().limits(huge.eager(u32::MAX).send_queue(u32::MAX).in_flight(u64::MAX).tries(u32::MAX));
+    let endpoint = endpoint.build().unwrap();
+    let spec = Spec::bytes(100 * KIB, 1);
+    let ticket = spec.put(&endpoint, "key", &PutOptions::default()).unwrap();
+    spec.check(&endpoint.get(&ticket, LONG).unwrap());
     let nine = (0..9).fold(small(), |builder, port| builder.advertise(format!("127.0.0.1:{}", 9000 + port)));
     assert!(matches!(nine.build().unwrap_err().kind(), ErrorKind::BadOption { option: "advertise", .. }));
 }

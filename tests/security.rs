@@ -291,8 +291,10 @@ fn a_key_is_worth_nothing_after_the_leases_time() {
 #[test]
 fn a_key_reads_what_it_was_given_for_and_nothing_else() {
     let producer = tcp_endpoint(MIB);
-    Spec::bytes(64 * KIB, 1).put(&producer, "a", &for_consumers(100)).unwrap();
-    Spec::bytes(64 * KIB, 2).put(&producer, "b", &for_consumers(100)).unwrap();
+    // The one that is read lies between others: its neighbours' bytes and those at 0 are there, and not its reader's.
+    for key in ["others", "a", "others too"] {
+        Spec::bytes(64 * KIB, key.len() as u64).put(&producer, key, &for_consumers(100)).unwrap();
+    }
     let cases: [fn(&mut towline_verbs::RemoteSlice); 6] = [
         |segment| segment.len += 1,
         |segment| segment.address -= 1,
@@ -318,6 +320,7 @@ fn a_key_reads_what_it_was_given_for_and_nothing_else() {
     let segment = owner.lease("a").segments[0];
     assert_eq!(thief.read(segment), Err(CompletionStatus::RemoteAccess));
     assert!(owner.read(segment).unwrap() == Spec::bytes(64 * KIB, 1).parts[0].bytes());
+    assert_ne!(segment.address, 0, "nor did a case above name what it was given");
 }
 
 #[test]

@@ -27,7 +27,8 @@ impl Engine {
             Path::Direct | Path::Shm => {
                 let path = self.shm_path(peer).ok_or("not shm: the peer is on another host")?;
                 if !self.config.paths.allow(path) {
-                    return Err(format!("not {path}: not allowed here"));
+                    let why = if path == Path::Direct { "both endpoints are in one process, and that is " } else { "" };
+                    return Err(format!("not {path}: {why}not allowed here"));
                 }
                 if !link.transport.is_some_and(Transport::is_unix) {
                     return Err(format!("not {path}: no Unix socket reaches the peer (another network namespace?)"));

@@ -198,7 +198,7 @@ impl Engine {
         wake: Arc<dyn Fn() + Send + Sync>,
         now: Tick,
     ) -> Result<Self> {
-        let transfers = fetch::transfer_table(config.limits.gets * 2)?;
+        let transfers = fetch::transfer_table(config.limits.gets.saturating_mul(2))?;
         Ok(Self {
             config,
             pool,

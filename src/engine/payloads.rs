@@ -98,6 +98,9 @@ impl Engine {
                 why: "a payload is for one consumer or more".into(),
             });
         }
+        if options.time_to_live.is_zero() {
+            return fail(ErrorKind::BadOption { option: "time_to_live", why: "it is zero".into() });
+        }
         if parts.is_empty() {
             return fail(ErrorKind::PartCount { count: 0, max: crate::layout::MAX_PARTS });
         }
@@ -340,9 +343,8 @@ impl Engine {
     pub(super) fn payload_deadline(&mut self, id: PayloadId) {
         let Some(payload) = self.payload_mut(id) else { return };
         payload.timer = None;
-        if payload.readers > 0 {
-            self.touch(id); // never while a lease is live
-        } else {
+        // Never while a lease is live: the end of the last begins the time anew.
+        if payload.readers == 0 {
             self.withdraw(id, Gone::Expired);
         }
     }

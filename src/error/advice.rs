@@ -66,6 +66,7 @@ impl ErrorKind {
             Self::Insecure { .. } => "set a `secret`, use loopback, or allow it by name with `insecure`",
             Self::BadOption { option, .. } => bad_option(option),
             Self::Os { errno, .. } => system(*errno),
+            Self::Type(error) => error.way_out(),
             Self::Verbs(error) => match error.cause {
                 Cause::Os { errno, .. } => system(errno),
                 Cause::Limit { what: "free huge pages", .. } => {
@@ -103,6 +104,9 @@ fn bad_option(option: &str) -> &'static str {
         "allow_paths" => "allow `Path::Shm`, `Path::Tcp` or `Paths::ALL`",
         "lease" => "make the lease longer than twice the drift margin",
         "limits.key" => "give 1 to 1024 bytes",
+        "limits.backlog" => "give 8 KiB at least",
+        "secret" => "give 16 to 1024 bytes",
+        "time_to_live" | "handshake_timeout" => "give a time that is longer than nothing",
         "advertise" => "name 1 to 8 addresses that peers reach with `Builder::advertise`",
         "consumers" => "give one consumer at least",
         option if option.starts_with("limits") => "give one at least",

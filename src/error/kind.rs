@@ -2,6 +2,7 @@
 
 use super::printable;
 use crate::Path;
+use crate::element::TypeError;
 use core::fmt;
 
 /// Why an operation failed, what can be done, and whether the same call can succeed later without a change by the caller
@@ -253,6 +254,10 @@ pub enum ErrorKind {
         /// The error number.
         errno: i32,
     },
+    /// Elements of a part were asked for as what they are not.
+    ///
+    /// Way out: by its cause: see [`TypeError`]. Retry: no.
+    Type(TypeError),
     /// A verb of the provider failed.
     ///
     /// Way out: by its cause: see [`towline_verbs::Error`]. Retry: as
@@ -361,6 +366,7 @@ impl fmt::Display for ErrorKind {
             Self::Insecure { address } => write!(f, "{address} lies beyond this host and no secret is set"),
             Self::BadOption { option, why } => write!(f, "option `{option}`: {why}"),
             Self::Os { call, errno } => write!(f, "{call}: {}", std::io::Error::from_raw_os_error(*errno)),
+            Self::Type(e) => f.write_str(&e.cause()),
             Self::Verbs(e) => write!(f, "{e}"),
         }
     }

@@ -7,7 +7,9 @@ mod tests;
 
 pub use kind::{ErrorKind, Gone};
 
+use crate::element::TypeError;
 use core::fmt;
+use towline_control::session::SecretError;
 
 /// The result of an operation of an endpoint.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
@@ -113,6 +115,7 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.kind {
+            ErrorKind::Type(e) => Some(e),
             ErrorKind::Verbs(e) => Some(e),
             _ => None,
         }
@@ -131,4 +134,19 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
         }
     }
     text
+}
+
+/// So that a function which returns [`Result`] can ask for elements with `?`.
+impl From<TypeError> for Error {
+    fn from(error: TypeError) -> Self {
+        Self::new("elements", ErrorKind::Type(error))
+    }
+}
+
+/// So that a function which returns [`Result`] can make a [`Secret`](crate::Secret) with `?`.
+impl From<SecretError> for Error {
+    fn from(error: SecretError) -> Self {
+        let why = format!("it has {} bytes", error.len);
+        Self::new("secret", ErrorKind::BadOption { option: "secret", why })
+    }
 }

@@ -185,6 +185,22 @@ fn table() -> Vec<(ErrorKind, &'static str)> {
             "option `limits.gets`: it is zero (give one at least)",
         ),
         (
+            BadOption { option: "limits.backlog", why: "it is 0".into() },
+            "option `limits.backlog`: it is 0 (give 8 KiB at least)",
+        ),
+        (
+            BadOption { option: "time_to_live", why: "it is zero".into() },
+            "option `time_to_live`: it is zero (give a time that is longer than nothing)",
+        ),
+        (
+            Type(crate::TypeError::DType(crate::DType::F16)),
+            "the part holds elements of dtype f16 (ask for the type that it stands for)",
+        ),
+        (
+            Type(crate::TypeError::OutOfRange { first: 7, count: 4, elements: 10 }),
+            "4 elements from number 7 on do not lie within the 10 that there are (ask for fewer, or from an earlier one on)",
+        ),
+        (
             Os { call: "listen", errno: libc::EADDRINUSE },
             "listen: Address already in use (os error 98) (choose a port that nobody listens at, or port 0 for one of \
              the system's choice)",
@@ -247,7 +263,7 @@ fn the_documentation_of_every_kind_gives_its_way_out_and_whether_to_retry() {
         let name = text.split(|c: char| !c.is_alphanumeric()).next().unwrap();
         seen.insert(name.to_owned());
         let doc = of(name).unwrap_or_else(|| panic!("{name} is not documented"));
-        let varies = matches!(name, "TimedOut" | "Gone" | "BadOption" | "Os" | "Verbs");
+        let varies = matches!(name, "TimedOut" | "Gone" | "BadOption" | "Os" | "Type" | "Verbs");
         let way_out = if varies { "by " } else { kind.way_out() };
         assert!(doc.contains(&format!("Way out: {way_out}")), "{name}: {doc}");
         let retry = if name == "Verbs" {

@@ -19,6 +19,28 @@ fn an_unused_payload_expires() {
 }
 
 #[test]
+fn no_time_to_live_is_refused_and_the_shortest_ends_with_its_lease() {
+    let (producer, consumer) = (endpoint(MIB), endpoint(MIB));
+    let spec = Spec::bytes(100 * KIB, 1);
+    let error = spec.put(&producer, "key", &expiring(Duration::ZERO)).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::BadOption { option: "time_to_live", .. }), "{error}");
+    assert_tells(&error, "put");
+    assert_whole(&producer);
+    // It is granted at once, and lives while it is read; meanwhile its producer does everything else.
+    std::thread::scope(|scope| {
+        let viewing = scope.spawn(|| consumer.view((producer.address(), "key"), LONG).unwrap());
+        producer.wait_for_consumers("key", 1, LONG).unwrap();
+        spec.put(&producer, "key", &expiring(Duration::from_nanos(1))).unwrap();
+        let view = viewing.join().unwrap();
+        spec.put(&producer, "other", &PutOptions::default()).unwrap();
+        spec.check(&consumer.get((producer.address(), "other"), LONG).unwrap());
+        assert_eq!(view.part(0).unwrap().to_vec().len() as u64, 100 * KIB);
+    });
+    until("the end of the lease and of the payload", || producer.stats().payloads == 0);
+    assert_whole(&producer);
+}
+
+#[test]
 fn time_to_live_counts_from_the_last_use() {
     let (producer, consumer) = (endpoint(MIB), endpoint(MIB));
     let time = Duration::from_millis(400);
