@@ -356,7 +356,10 @@ fn socket_error(error: SocketError) -> Error {
 pub(crate) fn resolve(operation: &'static str, address: &Address) -> Result<Vec<SocketAddr>> {
     let names = socket::resolve(address).map_err(|error| {
         let errno = error.source.raw_os_error().unwrap_or(0);
-        let tried = error.to_string();
+        let tried = error.source.to_string();
+        if operation == BUILD {
+            return Error::new(BUILD, ErrorKind::AddressMalformed { text: address.to_string(), why: tried });
+        }
         Error::new(operation, ErrorKind::PeerUnreachable { address: address.to_string(), errno, tried })
     })?;
     let tcp = names.into_iter().map(|name| match name {

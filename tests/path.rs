@@ -222,7 +222,11 @@ fn a_host_name_in_a_ticket_is_looked_up_by_who_gets_it() {
     let unknown = "no-such-host.invalid:7000"; // RFC 6761 keeps `.invalid` from ever being one
     let producer = Endpoint::builder().pool_size(MIB).advertise("localhost:0").advertise(unknown).build();
     let unresolved = producer.unwrap_err();
-    assert!(matches!(unresolved.kind(), ErrorKind::PeerUnreachable { .. }), "{unresolved}");
+    assert!(matches!(unresolved.kind(), ErrorKind::AddressMalformed { .. }), "{unresolved}");
+    assert!(
+        unresolved.to_string().starts_with("build: `no-such-host.invalid:7000` is not an address: "),
+        "{unresolved}"
+    );
     let producer = Endpoint::builder().pool_size(MIB).advertise("localhost:0").build().unwrap();
     assert!(producer.address().starts_with("localhost:") && !producer.address().ends_with(":0"));
     let spec = Spec::bytes(100 * KIB, 1);

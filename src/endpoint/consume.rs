@@ -36,6 +36,7 @@ impl<P: AsRef<str>, K: AsRef<[u8]>> From<(P, K)> for Origin {
 pub(crate) fn parse_address(operation: &'static str, text: &str) -> Result<Address> {
     text.parse().map_err(|error: AddressError| {
         let why = match error {
+            AddressError::Form if !text.contains([':', '@']) => "it has no port".to_owned(),
             AddressError::Form => "it has none of the forms of one".to_owned(),
             other => other.to_string().trim_start_matches("address: ").to_owned(),
         };

@@ -128,7 +128,8 @@ impl Endpoint {
     /// Closes the endpoint: new operations are refused, and those that wait end, with [`ErrorKind::Closed`]; consumers
     /// that read just now are waited for until `timeout`; then every connection is broken. Returns what was left: leases
     /// that did not end in time and bytes that stay in quarantine, all zero after a drained close. Safe with operations
-    /// in flight, and more than once.
+    /// in flight, and more than once. The port that it listens at is free again when its handles and
+    /// views are dropped.
     pub fn close(&self, timeout: Duration) -> Stats {
         let shared = self.shared();
         if shared.check("close").is_err() {

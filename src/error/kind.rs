@@ -302,7 +302,7 @@ impl fmt::Display for Gone {
             Self::Expired => "it expired",
             Self::Removed => "its producer removed it",
             Self::Replaced => "another payload was put under its key",
-            Self::OtherIncarnation => "its producer was started anew since",
+            Self::OtherIncarnation => "it is another endpoint's, or its producer was started anew since",
             Self::Unknown => "its producer does not know it",
         })
     }

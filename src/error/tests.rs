@@ -139,7 +139,7 @@ fn table() -> Vec<(ErrorKind, &'static str)> {
         ),
         (
             Gone(super::Gone::OtherIncarnation),
-            "the payload is not there: its producer was started anew since (get a new ticket from the producer)",
+            "the payload is not there: it is another endpoint's, or its producer was started anew since (get a new ticket from the producer)",
         ),
         (
             Gone(super::Gone::Unknown),

@@ -95,7 +95,7 @@ impl Mover for Fake {
         (plan.seen(), bytes.to_vec())
     }
 
-    fn await_consumers(&self, key: &str, consumers: u32) -> Result<(), Failure> {
+    fn await_consumers(&self, key: &str, consumers: u32, _: &(dyn Fn() -> bool + Sync)) -> Result<(), Failure> {
         let state = self.depot.state.lock().unwrap();
         let missing = |state: &mut State| state.waiting.get(key).copied().unwrap_or(0) < consumers;
         let (_state, late) = self.depot.changed.wait_timeout_while(state, PATIENCE, missing).unwrap();

@@ -55,8 +55,8 @@ pub(crate) trait Mover: Sync + Sized {
     fn buffer_part(plan: &PartPlan, buffer: Self::Buffer) -> Self::Part<'_>;
     /// A part whose bytes are the caller's.
     fn bytes_part<'a>(plan: &'a PartPlan, bytes: &'a [u8]) -> Self::Part<'a>;
-    /// Waits until `consumers` consumers wait for `key`.
-    fn await_consumers(&self, key: &str, consumers: u32) -> Result<(), Failure>;
+    /// Waits until `consumers` consumers wait for `key`, and fails when whoever ordered the operation is `gone`.
+    fn await_consumers(&self, key: &str, consumers: u32, gone: &(dyn Fn() -> bool + Sync)) -> Result<(), Failure>;
     /// Publishes `parts` for `consumers` consumers.
     fn put(&self, key: &str, parts: Vec<Self::Part<'_>>, consumers: u32) -> Result<(), Failure>;
     /// Gets `key` into the pool, waiting for it.

@@ -11,7 +11,7 @@ use super::report::Clock;
 use super::serialized::Tree;
 use crate::command::Failure;
 use crate::command::args::Mode;
-use crate::command::sys::{Pages, Shared, cpu_seconds, now_ns};
+use crate::command::sys::{Pages, Shared, cpu_seconds, now_ns, readable};
 use serde::Serialize;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -37,7 +37,12 @@ pub(crate) fn serve<M: Mover>(mut channel: Channel, surroundings: Surroundings) 
         match order {
             ToProducer::Prepare(setup) => reply(&mut channel, producer.prepare(setup)),
             ToProducer::Fill(batch) => reply(&mut channel, producer.fill(batch)),
-            ToProducer::Put(batch) => reply(&mut channel, producer.put(batch)),
+            ToProducer::Put(batch) => {
+                // No order comes before the answer to the last: what can be read is the end.
+                let gone = || readable(&[channel.readiness()], Duration::ZERO).is_ok_and(|ended| ended[0]);
+                let outcome = producer.put(batch, &gone);
+                reply(&mut channel, outcome)
+            }
             ToProducer::Settle => reply(&mut channel, producer.row().map(|row| cpu_seconds() - row.cpu)),
             ToProducer::Listen => reply(&mut channel, producer.listen()),
             ToProducer::Accept => reply(&mut channel, producer.accept()),
@@ -165,7 +170,7 @@ impl<M: Mover> Producer<M> {
         Ok(())
     }
 
-    fn put(&mut self, batch: Batch) -> Result<Puts, Failure> {
+    fn put(&mut self, batch: Batch, gone: &(dyn Fn() -> bool + Sync)) -> Result<Puts, Failure> {
         let row = self.row_for(batch)?;
         row.cpu = cpu_seconds();
         let filled = std::mem::take(&mut row.filled);
@@ -179,14 +184,14 @@ impl<M: Mover> Producer<M> {
             Mode::Copy => lanes::run(setup.concurrency, indices, |index, _| {
                 let parts = vec![M::bytes_part(&layout.parts()[0], &own[index * size..][..size])];
                 let key = key(index);
-                mover.await_consumers(&key, consumers)?;
+                mover.await_consumers(&key, consumers, gone)?;
                 let called = now_ns();
                 mover.put(&key, parts, consumers)?;
                 Ok(PutStamps { begin: called, called, returned: now_ns() })
             }),
             Mode::Serialized => lanes::run(setup.concurrency, indices, |index, _| {
                 let key = key(index);
-                mover.await_consumers(&key, consumers)?;
+                mover.await_consumers(&key, consumers, gone)?;
                 let begin = now_ns();
                 let bytes = trees[index].encode().map_err(Failure::Failed)?;
                 let layout = Layout::single(bytes.len() as u64);
@@ -203,7 +208,7 @@ impl<M: Mover> Producer<M> {
                     };
                     let parts = parts.map(part).collect();
                     let key = key(index);
-                    mover.await_consumers(&key, consumers)?;
+                    mover.await_consumers(&key, consumers, gone)?;
                     let called = now_ns();
                     mover.put(&key, parts, consumers)?;
                     Ok(PutStamps { begin: called, called, returned: now_ns() })

@@ -5,7 +5,7 @@ use super::layout::PartPlan;
 use super::mover::{Address, Arrived, Journey, Mover, Needs};
 use crate::command::args::Path;
 use crate::command::{Failure, sys};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use towline::{
     Buffer, DType, Endpoint, Error, ErrorKind, Part, PartLayout, PartRef, Paths, Payload, PutOptions, TransferInfo,
     View,
@@ -62,8 +62,21 @@ impl Mover for Transport {
         Part::bytes(&plan.name, plan.dtype, &plan.shape, bytes)
     }
 
-    fn await_consumers(&self, key: &str, consumers: u32) -> Result<(), Failure> {
-        self.endpoint.wait_for_consumers(key, consumers as usize, self.patience).map_err(failure)
+    fn await_consumers(&self, key: &str, consumers: u32, gone: &(dyn Fn() -> bool + Sync)) -> Result<(), Failure> {
+        /// How long a bench that failed at the other end is not noticed.
+        const LOOK: Duration = Duration::from_millis(500);
+        let until = Instant::now() + self.patience;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.endpoint.wait_for_consumers(key, consumers as usize, left.min(LOOK)) {
+                Err(error) if matches!(error.kind(), ErrorKind::TimedOut { .. }) && left > LOOK => {
+                    if gone() {
+                        return Err(Failure::Failed("the other end has given the bench up".into()));
+                    }
+                }
+                outcome => return outcome.map_err(failure),
+            }
+        }
     }
 
     fn put(&self, key: &str, parts: Vec<Part<'_>>, consumers: u32) -> Result<(), Failure> {
@@ -187,5 +200,30 @@ impl Arrived for Arrival {
             Self::Payload(payload) => payload.into_vec(),
             Self::View(_) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn consumers_that_will_not_come_are_not_waited_for() {
+        let bind = "127.0.0.1:0".parse().unwrap();
+        let patience = Duration::from_secs(3600);
+        let needs = Needs { pool: 1 << 20, path: Path::Tcp, bind, remote: false, patience };
+        let producer = Transport::open(&needs).unwrap();
+        let failure = producer.await_consumers("key", 1, &|| true).unwrap_err();
+        assert!(failure.to_string().contains("given the bench up"), "{failure}");
+        // Who comes late, but comes, is waited for.
+        let consumer = Transport::open(&needs).unwrap();
+        let address = producer.address().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| consumer.get(&address, "key").unwrap());
+            producer.await_consumers("key", 1, &|| false).unwrap();
+            let data = [7; 100];
+            let part = Part::bytes("", DType::U8, &[100], &data);
+            producer.put("key", vec![part], 1).unwrap();
+        });
     }
 }

@@ -186,7 +186,7 @@ fn notes(row: &Row) -> String {
         note(format!("reading a byte a page takes {}; of own memory {}", time(touch), time(own)));
     }
     if row.fallback_bytes > 0 {
-        note(format!("warning: {} bytes went another way than asked", row.fallback_bytes));
+        note(format!("{} bytes did not go by the first choice: {}", row.fallback_bytes, row.path_reason));
     }
     if row.retries > 0 {
         note(format!("{} retries: connections or reads failed and were made again", row.retries));
