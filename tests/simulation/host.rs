@@ -172,6 +172,11 @@ impl Host {
         }
     }
 
+    /// Its connections, whatever has become of them.
+    pub(crate) fn connections(&self) -> Vec<ConnId> {
+        self.conns.keys().copied().collect()
+    }
+
     /// One of its connections.
     pub(crate) fn some_connection(&self, nth: u64) -> Option<ConnId> {
         let open: Vec<ConnId> = self.links.values().map(|(conn, _)| *conn).collect();
