@@ -363,18 +363,24 @@ fn a_slot_that_was_never_used_or_is_used_again_is_gone() {
 
 #[test]
 fn a_lease_that_nobody_keeps_alive_ends_and_the_payload_is_kept_for_others() {
-    let options = Way::Tcp.options().pool(MIB).lease(Duration::from_millis(300));
+    let lease = Duration::from_millis(300);
+    let options = Way::Tcp.options().pool(MIB).lease(lease);
     let producer = options.build().unwrap();
     let spec = Spec::bytes(MIB, 1);
     let ticket = spec.put(&producer, "key", &PutOptions::default()).unwrap();
+    let asked = Instant::now();
     let mut silent = Consumer::connect(&producer.address(), session_config()).open();
     let granted = silent.lease("key");
     // Kept alive, it lasts.
     let started = Instant::now();
-    while started.elapsed() < Duration::from_millis(900) {
+    let mut last = asked;
+    while started.elapsed() < 3 * lease {
         silent.keep_alive(started.elapsed().as_nanos() as u64, &[granted.lease]);
         let Said::KeptAlive(unknown) = silent.hear().unwrap() else { panic!("no answer") };
+        let gap = last.elapsed();
+        last = Instant::now();
         if !unknown.is_empty() {
+            assert!(gap >= lease / 2, "a lease of {lease:?} ended {gap:?} after it was kept alive");
             return; // this machine stood still for as long as a lease lasts: nothing to be seen
         }
         std::thread::sleep(Duration::from_millis(50));

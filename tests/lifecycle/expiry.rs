@@ -86,7 +86,8 @@ fn nothing_expires_under_a_live_lease() {
             until("the reader to have its lease, or the end of its time", || {
                 producer.stats().leases == 1 || producer.stats().payloads == 0
             });
-            if producer.stats().leases == 1 {
+            let leased = producer.stats().leases == 1;
+            if leased {
                 let since = Instant::now();
                 while since.elapsed() < 8 * time {
                     let stats = producer.stats();
@@ -102,7 +103,10 @@ fn nothing_expires_under_a_live_lease() {
             stalled.free();
             match reading.join().unwrap() {
                 Ok(payload) => spec.check(&payload),
-                Err(error) => assert_eq!(error.kind(), &ErrorKind::Gone(Gone::Expired), "it came too late"),
+                Err(error) => {
+                    assert!(!leased, "over {way:?}, under a lease: {error}");
+                    assert_eq!(error.kind(), &ErrorKind::Gone(Gone::Expired), "it came too late");
+                }
             }
         });
         assert_whole(&producer);
