@@ -30,7 +30,7 @@ const BUILD: &str = "build";
 ///     .bind("127.0.0.1:0") // beyond this host a secret is needed
 ///     .secret(Secret::from_bytes(b"sixteen bytes or more")?)
 ///     .pool_size(64 << 20)
-///     .allow_paths(Paths::only(Path::Shm).and(Path::Tcp))
+///     .allow_paths(Paths::ALL.except(Path::Rdma))
 ///     .limits(Limits::new().payloads(1000))
 ///     .alloc_timeout(Duration::from_secs(1))
 ///     .build()?;

@@ -83,7 +83,7 @@ pub struct TcpConfig {
     pub preface: Preface,
     /// How many streams a queue pair has when this is its passive end: 1 to 4. How many carry data is found out by
     /// measuring, as are the congestion control and the size of writes. Where the system's own congestion control paces
-    /// (BBR), the last stream is there to try it, and is used if it is the fastest.
+    /// (BBR), the last stream is there to try it between hosts, and is used if it is the fastest.
     pub streams: u8,
     /// How long a queue pair may be connecting; shared out among the peer's addresses.
     pub connect_timeout: Duration,
