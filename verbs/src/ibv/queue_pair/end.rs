@@ -1,0 +1,102 @@
+//! Completions, the error state, and the end.
+
+use super::{Core, RECEIVE, State};
+use crate::ibv::completion_queue::Account;
+use crate::ibv::{status, sys};
+use crate::{Completion, CompletionStatus, Error, LocalSlice, QueuePairState};
+use rdma_core_sys::*;
+use std::sync::{Arc, PoisonError};
+
+impl Core {
+    /// The device has completed a request: what its caller is told, and what it held.
+    pub(in crate::ibv) fn completed(&self, wc: &ibv_wc) -> Option<(Completion, Arc<Account>, Vec<LocalSlice>)> {
+        let mut state = self.state();
+        let is_receive = wc.wr_id & RECEIVE != 0;
+        let (slots, account) = match is_receive {
+            true => (&mut state.receives, &self.receives.1),
+            false => (&mut state.sends, &self.sends.1),
+        };
+        let slot = slots.remove(wc.wr_id & (RECEIVE - 1))?;
+        let status = status::completion(wc.status);
+        let success = status == CompletionStatus::Success;
+        if !success && state.phase != QueuePairState::Error {
+            Self::break_off(&mut state, status::failure(status, wc.vendor_err));
+        }
+        drop(state);
+        let bytes = if is_receive { wc.byte_len.into() } else { slot.bytes };
+        let completion = Completion {
+            id: slot.id,
+            status,
+            opcode: slot.opcode,
+            bytes: if success { bytes } else { 0 },
+            immediate: (success && is_receive && wc.wc_flags & IBV_WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data)),
+            queue_pair: self.number,
+            vendor_error: if success { 0 } else { wc.vendor_err },
+        };
+        Some((completion, account.clone(), slot.held))
+    }
+
+    /// Moves it to the error state, with the first cause.
+    pub(super) fn break_off(state: &mut State, failure: Option<Error>) {
+        if state.phase == QueuePairState::Error {
+            return;
+        }
+        state.phase = QueuePairState::Error;
+        state.failure = failure;
+        if let Some(pair) = &state.pair {
+            // Where the device refuses, it is the destruction that ends what is posted.
+            let _flushing = pair.modify(ibv_qp_attr { qp_state: IBV_QPS_ERR, ..zeroed() }, IBV_QP_STATE);
+        }
+    }
+
+    /// Moves it to the error state because of `error`.
+    pub(in crate::ibv) fn fail(&self, error: Error) {
+        Self::break_off(&mut self.state(), Some(error));
+    }
+
+    /// Destroys the library's queue pair; whether it is gone. After that the device touches no memory for it any more (I3);
+    /// what it has not completed by then completes as flushed. Where the library refuses, nothing more completes and
+    /// nothing is given back; it can be tried again.
+    pub(super) fn end(&self) -> bool {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if *ended || self.device.is_inherited() {
+            return *ended;
+        }
+        Self::break_off(&mut self.state(), None);
+        let collect = || {
+            self.sends.0.collect_all();
+            self.receives.0.collect_all();
+        };
+        // Before, as some providers clear a queue of what they destroy; and after, for what came between.
+        collect();
+        let entry = self.device.remove(self.at);
+        let pair = self.state().pair.take();
+        if let Some(Err(pair)) = pair.map(sys::Pair::destroy) {
+            self.state().pair = Some(pair);
+            if let Some(entry) = entry {
+                self.device.restore(self.at, entry);
+            }
+            return false;
+        }
+        *ended = true;
+        collect();
+        let (sends, receives) = {
+            let mut state = self.state();
+            (state.sends.take_all(), state.receives.take_all())
+        };
+        for (slots, (queue, account)) in [(&sends, &self.sends), (&receives, &self.receives)] {
+            let flushed = slots.iter().map(|slot| Completion {
+                id: slot.id,
+                status: CompletionStatus::Flushed,
+                opcode: slot.opcode,
+                bytes: 0,
+                immediate: None,
+                queue_pair: self.number,
+                vendor_error: 0,
+            });
+            queue.push(flushed.collect(), account);
+            queue.detach(self.serial);
+        }
+        true
+    }
+}
