@@ -116,6 +116,7 @@ impl Engine {
     }
 
     fn start_fence(&mut self, lease: u64) {
+        self.never_told(lease);
         let Some(grant) = self.grants.get_mut(&lease) else { return };
         grant.fencing = true;
         let fenced = match &grant.exposure {
@@ -183,6 +184,7 @@ impl Engine {
     /// The peer can't touch the memory of `lease` any more.
     fn end_grant(&mut self, lease: u64) {
         let Some(mut grant) = self.grants.remove(&lease) else { return };
+        self.unbound.remove(&lease);
         self.timers.cancel(grant.timer.take());
         if let Some(link) = self.links.get_mut(&grant.link) {
             link.granted.remove(&lease);

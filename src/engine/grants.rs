@@ -11,13 +11,14 @@
 //! grant exposed nothing and needs none; windows are invalidated; a queue pair whose keys can't be scoped goes to the
 //! error state; mapped shared memory waits for the reader's own word or the end of its process, never for time.
 
+use super::binding::Told;
 use super::link::{Account, LinkId};
 use super::payloads::{Payload, PayloadId};
 use super::timers::TimerId;
 use super::waiting::TargetOwned;
 use super::{Engine, Tick, Timer};
 use std::collections::BTreeSet;
-use towline_control::wire::{self, Frame, GrantFlags, RefuseCode, Segment};
+use towline_control::wire::{RefuseCode, Segment};
 use towline_verbs::{MemoryWindow, QueuePair};
 
 /// A lease that a peer holds.
@@ -148,23 +149,7 @@ impl Engine {
                 return;
             }
         };
-        let layout = payload.layout.clone();
-        let (watermark, total) = (payload.watermark, payload.total);
-        let frame = wire::Grant {
-            request,
-            lease,
-            slot: id.slot,
-            generation: id.generation,
-            echo,
-            lease_us: lease_time / 1000,
-            watermark,
-            total_len: total,
-            provider: 0,
-            flags: GrantFlags::empty(),
-            layout: &layout,
-            segments: &segments,
-            eager: &eager,
-        };
+        let told = Told { request, echo, layout: payload.layout.clone(), segments, eager };
         // The producer's end of the lease lies after the consumer's: it begins now, later than the stamp it echoes,
         // and the margin for drifting clocks is added here and taken off there (I4).
         let deadline = self.now + lease_time + self.config.times.drift_margin;
@@ -183,7 +168,7 @@ impl Engine {
                 fencing: false,
                 heard: false,
                 hearsay: false,
-                told: watermark,
+                told: 0,
             },
         );
         if let Some(payload) = self.payload_mut(id) {
@@ -194,7 +179,7 @@ impl Engine {
             link.granted.insert(lease);
         }
         self.touch(id);
-        self.send(link_id, &Frame::Grant(frame));
+        self.tell_grant(lease, told);
     }
 
     /// Makes the payload's memory readable for the peer of `link_id`.

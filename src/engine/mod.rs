@@ -15,6 +15,7 @@
 //! it holds *gets*, the producer's side *grants*.
 
 mod agree;
+mod binding;
 mod closes;
 mod config;
 mod connect;
@@ -47,6 +48,7 @@ pub use stats::Stats;
 
 use crate::pool::{Pool, Waiter};
 use crate::{Error, Result};
+use binding::Told;
 use consumers::AwaitConsumers;
 use fetch::Fetch;
 use gets::Get;
@@ -158,6 +160,8 @@ pub struct Engine {
     unheard: BTreeMap<u64, ([u8; 16], PayloadId)>,
     /// What is held here, by whom it is counted for.
     holdings: BTreeMap<Account, Holding>,
+    /// Leases whose peers are not told yet, since their keys are not valid yet.
+    unbound: BTreeMap<u64, Told>,
     next_grant: u64,
     fences_timer: bool,
     consumers: BTreeMap<OperationId, AwaitConsumers>,
@@ -221,6 +225,7 @@ impl Engine {
             grants: BTreeMap::new(),
             unheard: BTreeMap::new(),
             holdings: BTreeMap::new(),
+            unbound: BTreeMap::new(),
             next_grant: 1,
             fences_timer: false,
             consumers: BTreeMap::new(),
@@ -308,6 +313,7 @@ impl Engine {
         self.collect();
         self.advance(clock());
         self.handle_completions();
+        self.handle_bindings();
         self.handle_room();
         self.handle_timers();
         self.check_queue_pairs();

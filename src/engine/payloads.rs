@@ -172,6 +172,9 @@ impl Engine {
     /// Tells the holder of a lease how much of its payload is there, if he does not know; not now if his link has much to
     /// carry already.
     pub(super) fn tell_watermark(&mut self, lease: u64) {
+        if self.unbound.contains_key(&lease) {
+            return; // the grant will say it
+        }
         let Some(grant) = self.grants.get(&lease).filter(|grant| !grant.fencing) else { return };
         let (link, told) = (grant.link, grant.told);
         let Some(watermark) = self.payload(grant.payload).map(|payload| payload.watermark) else { return };

@@ -96,6 +96,10 @@ pub trait MrBackend: Debug + Send + Sync {
 pub trait MwBackend: Debug + Send + Sync {
     /// See [`MemoryWindow::remote`](crate::MemoryWindow::remote).
     fn remote(&self) -> RemoteSlice;
+    /// See [`MemoryWindow::is_bound`](crate::MemoryWindow::is_bound).
+    fn is_bound(&self) -> bool {
+        true
+    }
     /// See [`MemoryWindow::invalidate`](crate::MemoryWindow::invalidate).
     fn invalidate(&self) -> bool;
 }

@@ -75,8 +75,8 @@ impl MemoryRegion {
         Ok(self.backend.remote(offset, len))
     }
 
-    /// Binds a window: a key for bytes `offset..offset + len` alone, good for reads by the peer of `queue_pair`,
-    /// until it is invalidated.
+    /// Binds a window: a key for bytes `offset..offset + len` alone, good for reads by the peer of `queue_pair`, from when
+    /// it [is bound](MemoryWindow::is_bound) until it is invalidated.
     ///
     /// # Errors
     /// [`Cause::Unsupported`] where [`Capabilities::scoped_keys`](crate::Capabilities::scoped_keys) is false;
@@ -103,6 +103,15 @@ impl MemoryWindow {
     #[must_use]
     pub fn remote(&self) -> RemoteSlice {
         self.backend.remote()
+    }
+
+    /// Whether the key is valid by now. A device binds windows in the order of its send queue: until then an access by the
+    /// peer would fail and break the queue pair, so the peer is told of the window only after this has returned `true`.
+    /// It becomes true, or the queue pair fails, as the device goes on; a completion queue that is armed makes the device
+    /// readable then.
+    #[must_use]
+    pub fn is_bound(&self) -> bool {
+        self.backend.is_bound()
     }
 
     /// Makes the key invalid: no access starts after this returns. Returns whether that is already a fence: `false`

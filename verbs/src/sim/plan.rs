@@ -81,6 +81,8 @@ pub struct FaultPlan {
     pub refusal_kills_responder: Chance,
     /// How often invalidating a key stops an access that is under way, instead of letting it finish first.
     pub invalidate_stops: Chance,
+    /// From a window's bind until its key is valid.
+    pub bind: Span,
     /// How often the device has no memory window left.
     pub bind_fails: Chance,
     /// What the devices do that they must not; `None` for honest ones.
@@ -139,6 +141,7 @@ impl FaultPlan {
             peer_learns: Chance(500_000),
             refusal_kills_responder: Chance(500_000),
             invalidate_stops: Chance(500_000),
+            bind: Span(0, 0),
             bind_fails: Chance::NEVER,
             sabotage: None,
             net: NetPlan {

@@ -1,7 +1,8 @@
 //! The provider's objects: thin handles into the fabric's state.
 
+use super::plan::Span;
 use super::queue_pair::SimQp;
-use super::state::{Cq, Key, Qp, Region};
+use super::state::{Cq, Event, Key, Qp, Region};
 use super::{NodeId, Shared};
 use crate::backend::{CqBackend, DeviceBackend, MrBackend, MwBackend, PdBackend, Provider, QpBackend};
 use crate::{
@@ -122,7 +123,7 @@ impl PdBackend for SimPd {
             let (node, len) = (device.node, memory.len());
             let region = Region { node, pd: self.id, memory, base, posts: 0, handle_gone: false };
             state.regions.insert(id, region);
-            state.keys.insert(rkey, Key { region: id, offset: 0, len, access, queue_pair: None });
+            state.keys.insert(rkey, Key { region: id, offset: 0, len, access, queue_pair: None, valid_from: 0 });
             state.note("register", &[id, rkey, base, len]);
             Ok((id, base, rkey))
         })?;
@@ -286,7 +287,13 @@ impl MrBackend for SimMr {
                 return Err(Error::new(VERB, Cause::Limit { what: "max_mw", have: held, need: held + 1 }));
             }
             let rkey = state.random.next_u64();
-            let key = Key { region: self.id, offset, len, access: Access::REMOTE_READ, queue_pair: Some(queue_pair) };
+            let mut valid_from = state.now;
+            if state.plan.bind != Span(0, 0) {
+                valid_from += state.draw(state.plan.bind);
+                state.schedule(valid_from, Event::Bound { node: device.node });
+            }
+            let (access, queue_pair_only) = (Access::REMOTE_READ, Some(queue_pair));
+            let key = Key { region: self.id, offset, len, access, queue_pair: queue_pair_only, valid_from };
             state.keys.insert(rkey, key);
             state.note("bind", &[u64::from(queue_pair), rkey, offset, len]);
             Ok(rkey)
@@ -320,6 +327,14 @@ struct SimMw {
 impl MwBackend for SimMw {
     fn remote(&self) -> RemoteSlice {
         self.remote
+    }
+
+    fn is_bound(&self) -> bool {
+        self.region
+            .pd
+            .device
+            .shared
+            .with(|state| state.keys.get(&self.remote.rkey).is_some_and(|key| key.valid_from <= state.now))
     }
 
     fn invalidate(&self) -> bool {

@@ -214,6 +214,7 @@ impl State {
             && region.pd == qp.pd
             && key.queue_pair.is_none_or(|bound| bound == number)
             && key.access.contains(right)
+            && key.valid_from <= self.now
             && offset >= key.offset
             && end <= key.offset + key.len;
         allowed.then_some((remote.rkey, key.region, offset))

@@ -42,6 +42,8 @@ pub(super) enum Event {
     DrainReceives { qp: u32 },
     /// A failed queue pair's memory is out of its peer's reach.
     Fence { qp: u32 },
+    /// A window's key is valid: its owner has something to look at.
+    Bound { node: NodeId },
     /// A queue pair learns that its peer failed.
     PeerGone { qp: u32 },
     /// Something arrives at an end of a byte connection.
@@ -79,6 +81,8 @@ pub(super) struct Key {
     pub(super) access: Access,
     /// A window is good for this queue pair alone.
     pub(super) queue_pair: Option<u32>,
+    /// Before this moment it opens nothing.
+    pub(super) valid_from: u64,
 }
 
 /// A completion queue.
@@ -293,6 +297,7 @@ impl State {
             Event::DrainSends { qp } => self.drain_sends(qp),
             Event::DrainReceives { qp } => self.drain_receives(qp),
             Event::Fence { qp } => self.fence(qp),
+            Event::Bound { node } => self.wake(node),
             Event::PeerGone { qp } => self.peer_gone(qp),
             Event::Deliver { end } => self.deliver(end),
         }

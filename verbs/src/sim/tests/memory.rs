@@ -92,6 +92,27 @@ fn a_window_opens_its_bytes_to_its_peer_until_it_is_invalidated() {
 }
 
 #[test]
+fn a_window_opens_nothing_before_it_is_bound() {
+    let mut slow = plan();
+    slow.bind = Span(100_000, 200_000);
+    let fabric = SimFabric::new(3, slow);
+    let (a, b) = (end(&fabric, 1, ALL), end(&fabric, 2, Access::MW_BIND));
+    connect(&fabric, &a.qp, &b.qp);
+    let window = b.region.bind(&b.qp, 100, 50).unwrap();
+    assert!(!window.is_bound());
+    fabric.advance_to(fabric.now() + 250_000);
+    assert!(window.is_bound());
+    a.read(1, 0, window.remote());
+    run(&fabric);
+    assert_eq!(statuses(&a.poll()), [(1, Success)]);
+    let early = b.region.bind(&b.qp, 100, 50).unwrap();
+    a.read(2, 0, early.remote());
+    run(&fabric);
+    assert_eq!(statuses(&a.poll()), [(2, RemoteAccess)]);
+    assert!(early.invalidate() && !early.is_bound());
+}
+
+#[test]
 fn a_window_opens_nothing_else() {
     for seed in 0..20 {
         let fabric = SimFabric::new(seed, plan());
