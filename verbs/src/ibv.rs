@@ -18,15 +18,24 @@
 //! nothing for it any more, and requests that it had not completed complete as flushed. That matters: soft-RoCE never
 //! completes a receive that is posted in the error state.
 //!
+//! # Windows
+//!
+//! Where the device has memory windows of type 2B, [`MemoryRegion::bind`](crate::MemoryRegion::bind) gives a key for one range
+//! and one peer. It returns before the device has bound it, and
+//! [`MemoryWindow::is_bound`](crate::MemoryWindow::is_bound) tells when the peer may have the key.
+//!
 //! # What is not here yet
 //!
-//! Memory windows (`scoped_keys` is false), inline sends, selective signalling, extended posting, iWARP, splitting a region
+//! Inline sends, selective signalling, extended posting, iWARP, splitting a region
 //! that is larger than the device takes (it is refused), device memory. The endpoint of `towline` does not use this provider
 //! yet.
 
 use crate::backend::Provider;
 use crate::{Capabilities, Cause, Device, DeviceInfo, Error, ProviderKind, Result};
-use rdma_core_sys::{IBV_LINK_LAYER_INFINIBAND, IBV_PORT_ACTIVE, IBV_TRANSPORT_IB, Library, Unavailable};
+use rdma_core_sys::{
+    IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_LINK_LAYER_INFINIBAND, IBV_PORT_ACTIVE, IBV_TRANSPORT_IB, Library, Unavailable,
+    ibv_device_attr,
+};
 use std::sync::Arc;
 
 mod address;
@@ -104,6 +113,11 @@ impl IbvProvider {
     }
 }
 
+/// A number of the library's that is never negative.
+fn positive(value: i32) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}
+
 /// A device that was opened to look at it.
 struct Found {
     name: String,
@@ -111,6 +125,14 @@ struct Found {
 }
 
 impl Found {
+    /// Whether windows of type 2B can be had. Not all that say so have them (a provider that is older than the kernel):
+    /// one is made.
+    fn has_windows(&self, attr: &ibv_device_attr) -> bool {
+        attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0
+            && positive(attr.max_qp_wr) > 2 * queue_pair::WINDOW_REQUESTS
+            && sys::Domain::new(&self.context).is_ok_and(|domain| sys::Window::new(&Arc::new(domain)).is_ok())
+    }
+
     /// What it is and can do, and the port of it to use: the first that is active.
     fn describe(&self) -> Result<(DeviceInfo, device::Port)> {
         const VERB: &str = "open_device";
@@ -127,13 +149,16 @@ impl Found {
             }
         }
         let (number, port) = active.ok_or(Error::new(VERB, Cause::NotFound { what: "active port of this device" }))?;
-        let positive = |value: i32| u32::try_from(value).unwrap_or(0);
         let mut capabilities = Capabilities::new(port.max_msg_sz.into(), positive(attr.max_qp_wr));
         capabilities.preferred_chunk = PREFERRED_CHUNK.min(port.max_msg_sz.into());
         // Some devices take fewer slices for reads; those that say 0 have no limit of their own.
         let reads = if attr.max_sge_rd > 0 { attr.max_sge_rd } else { attr.max_sge };
         capabilities.max_sge = positive(attr.max_sge.min(reads)).clamp(1, MAX_SGE);
         capabilities.max_cqe = positive(attr.max_cqe);
+        if self.has_windows(&attr) {
+            capabilities.scoped_keys = true;
+            capabilities.max_send_wr = capabilities.max_send_wr.saturating_sub(queue_pair::WINDOW_REQUESTS);
+        }
         let layer = if port.link_layer == IBV_LINK_LAYER_INFINIBAND { "InfiniBand" } else { "RoCE" };
         let mtu = 128u32 << port.active_mtu.min(5);
         let description = format!("{layer}, port {number}, MTU {mtu}");

@@ -3,7 +3,7 @@
 //! Locks: a completion queue's may be held when a queue pair's is taken, never the other way round.
 
 use super::device::IbvDevice;
-use super::queue_pair::Core;
+use super::queue_pair::{Core, Freed};
 use super::{status, sys};
 use crate::backend::CqBackend;
 use crate::{Cause, Completion, Error, LocalSlice, Result};
@@ -20,15 +20,45 @@ const BATCH: usize = 32;
 pub(super) struct Cq {
     device: Arc<IbvDevice>,
     pub(super) raw: Arc<sys::Queue>,
+    /// What callers may attach, of which windows of queue pairs take nothing; the device's queue has `whole`.
     depth: u32,
-    reserved: Arc<AtomicU32>,
+    whole: u32,
+    reserved: Arc<Reserved>,
     armed: AtomicBool,
     state: Mutex<State>,
 }
 
+/// How much is attached: by callers, and with what queue pairs need besides.
+#[derive(Debug, Default)]
+struct Reserved {
+    callers: AtomicU32,
+    all: AtomicU32,
+}
+
+/// Completions that were not polled yet, each with the account whose room it holds.
+pub(super) type Ready = VecDeque<(Completion, Arc<Account>)>;
+
+/// What was taken off the device's queue, to be dealt with without the lock.
+#[derive(Debug, Default)]
+pub(super) struct Retired {
+    /// What requests held.
+    pub(super) held: Vec<Vec<LocalSlice>>,
+    pub(super) freed: Freed,
+    /// Queue pairs that can post what waited.
+    pub(super) waiting: Vec<Arc<Core>>,
+}
+
+impl Drop for Retired {
+    fn drop(&mut self) {
+        for core in self.waiting.drain(..) {
+            core.go_on_with_windows();
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
-    ready: VecDeque<(Completion, Arc<Account>)>,
+    ready: Ready,
     /// Queue pairs by their serial numbers, which are part of the numbers of their requests.
     routes: HashMap<u32, Weak<Core>>,
     /// The device's queue does not answer any more.
@@ -39,8 +69,9 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Account {
     capacity: u32,
+    besides: u32,
     used: AtomicU32,
-    reserved: Arc<AtomicU32>,
+    reserved: Arc<Reserved>,
 }
 
 impl Account {
@@ -63,31 +94,38 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        self.reserved.fetch_sub(self.capacity, Ordering::Relaxed);
+        self.reserved.callers.fetch_sub(self.capacity, Ordering::Relaxed);
+        self.reserved.all.fetch_sub(self.capacity + self.besides, Ordering::Relaxed);
     }
 }
 
 impl Cq {
-    pub(super) fn new(device: Arc<IbvDevice>, raw: sys::Queue, depth: u32) -> Self {
+    /// A queue of `whole` entries, of which queue pairs' own requests get what is above `depth`.
+    pub(super) fn new(device: Arc<IbvDevice>, raw: sys::Queue, depth: u32, whole: u32) -> Self {
         let (reserved, armed) = (Arc::default(), AtomicBool::new(false));
-        Self { device, raw: Arc::new(raw), depth, reserved, armed, state: Mutex::default() }
+        Self { device, raw: Arc::new(raw), depth, whole, reserved, armed, state: Mutex::default() }
     }
 
     pub(super) fn is_of(&self, device: &Arc<IbvDevice>) -> bool {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// Reserves room for a queue of `capacity` requests (I9: flushed ones complete too).
-    pub(super) fn reserve(&self, capacity: u32) -> Result<Arc<Account>> {
-        let sum = |reserved: u32| reserved.checked_add(capacity).filter(|sum| *sum <= self.depth);
-        match self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum) {
-            Ok(_) => Ok(Arc::new(Account { capacity, used: AtomicU32::new(0), reserved: self.reserved.clone() })),
-            Err(reserved) => {
-                let need = u64::from(reserved) + u64::from(capacity);
-                let cause = Cause::Limit { what: "completion queue depth", have: self.depth.into(), need };
-                Err(Error::new("create_qp", cause))
-            }
+    /// Reserves room for a queue of `capacity` requests (I9: flushed ones complete too), and `besides` for requests that no
+    /// caller makes.
+    pub(super) fn reserve(&self, capacity: u32, besides: u32) -> Result<Arc<Account>> {
+        let take = |reserved: &AtomicU32, count: u32, have: u32| {
+            let sum = |reserved: u32| reserved.checked_add(count).filter(|sum| *sum <= have);
+            reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum).map_err(|reserved| {
+                let need = u64::from(reserved) + u64::from(count);
+                Error::new("create_qp", Cause::Limit { what: "completion queue depth", have: have.into(), need })
+            })
+        };
+        take(&self.reserved.callers, capacity, self.depth)?;
+        if let Err(error) = take(&self.reserved.all, capacity.saturating_add(besides), self.whole) {
+            self.reserved.callers.fetch_sub(capacity, Ordering::Relaxed);
+            return Err(error);
         }
+        Ok(Arc::new(Account { capacity, besides, used: AtomicU32::new(0), reserved: self.reserved.clone() }))
     }
 
     pub(super) fn attach(&self, serial: u32, core: &Arc<Core>) {
@@ -105,13 +143,12 @@ impl Cq {
 
     /// Takes all that the device has completed, to be polled later.
     pub(super) fn collect_all(&self) {
-        let mut retired = vec![];
+        let mut retired = Retired::default();
         self.collect(&mut self.state(), usize::MAX, &mut retired);
     }
 
-    /// Takes completions off the device's queue until there are `room`, or no more. What their requests held goes to
-    /// `retired`, to be let go of without the lock.
-    fn collect(&self, state: &mut State, room: usize, retired: &mut Vec<Vec<LocalSlice>>) {
+    /// Takes completions off the device's queue until there are `room`, or no more.
+    fn collect(&self, state: &mut State, room: usize, retired: &mut Retired) {
         let mut batch: [ibv_wc; BATCH] = [zeroed(); BATCH];
         while !state.broken && state.ready.len() < room {
             let wanted = (room - state.ready.len()).min(BATCH);
@@ -125,9 +162,8 @@ impl Cq {
             };
             for wc in &batch[..found] {
                 let core = state.routes.get(&((wc.wr_id >> 32) as u32)).and_then(Weak::upgrade);
-                if let Some((completion, account, held)) = core.and_then(|core| core.completed(wc)) {
-                    state.ready.push_back((completion, account));
-                    retired.push(held);
+                if let Some(core) = core {
+                    core.completed(wc, &mut state.ready, retired);
                 }
             }
             if found < wanted {
@@ -159,7 +195,7 @@ impl CqBackend for Handle {
         if cq.device.is_inherited() {
             return 0;
         }
-        let mut retired = vec![];
+        let mut retired = Retired::default();
         let mut state = cq.state();
         cq.collect(&mut state, room, &mut retired);
         let count = room.min(state.ready.len());

@@ -204,8 +204,10 @@ impl DeviceBackend for IbvDevice {
             let cause = Cause::Limit { what: "max_cqe", have: have.into(), need: depth.into() };
             return Err(Error::new("create_cq", cause));
         }
-        let raw = sys::Queue::new(&self.channel, i32::try_from(depth).unwrap_or(i32::MAX))?;
-        Ok(Arc::new(super::completion_queue::Handle(Arc::new(Cq::new(self, raw, depth)))))
+        // What queue pairs post for their windows completes here too: no more than what callers post.
+        let whole = if self.info.capabilities.scoped_keys { have.min(depth.saturating_mul(2)) } else { depth };
+        let raw = sys::Queue::new(&self.channel, i32::try_from(whole).unwrap_or(i32::MAX))?;
+        Ok(Arc::new(super::completion_queue::Handle(Arc::new(Cq::new(self, raw, depth, whole)))))
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -2,7 +2,7 @@
 
 use super::completion_queue::{Cq, Handle as CqHandle};
 use super::device::IbvDevice;
-use super::queue_pair::{Core, Handle};
+use super::queue_pair::{Core, Handle, bind};
 use super::{failed, sys};
 use crate::backend::{CqBackend, MrBackend, MwBackend, PdBackend, QpBackend};
 use crate::{Access, Cause, Error, Memory, QueuePairCapacity, RemoteSlice, Result};
@@ -103,6 +103,10 @@ impl fmt::Debug for Region {
 }
 
 impl Region {
+    pub(super) fn len(&self) -> u64 {
+        self.memory.len()
+    }
+
     /// The address of the byte at `offset`, as the device knows it.
     pub(super) fn address(&self, offset: u64) -> u64 {
         self.memory.address().addr() as u64 + offset
@@ -114,8 +118,8 @@ impl MrBackend for Region {
         RemoteSlice { address: self.address(offset), len, rkey: self.raw.remote_key().into() }
     }
 
-    fn bind(self: Arc<Self>, _queue_pair: &dyn QpBackend, _offset: u64, _len: u64) -> Result<Arc<dyn MwBackend>> {
-        Err(Error::new("bind_mw", Cause::Unsupported { what: "a memory window" }))
+    fn bind(self: Arc<Self>, queue_pair: &dyn QpBackend, offset: u64, len: u64) -> Result<Arc<dyn MwBackend>> {
+        bind(self, queue_pair, offset, len)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -1,7 +1,7 @@
 //! Queue pairs: what is posted and not completed, the way through the states, and the end.
 //!
 //! A request's number, as the device knows it, holds the queue pair's serial number (32 bits), whether it is a receive (1
-//! bit), and its slot (31 bits). So a completion finds its request also where the device uses a queue pair's own number
+//! bit) or for a window (1 bit), and its slot (30 bits). So a completion finds its request also where the device uses a queue pair's own number
 //! again.
 
 use super::address::Address;
@@ -17,13 +17,18 @@ use core::mem;
 use rdma_core_sys::*;
 use slots::Slots;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use windows::Windows;
 
 mod connect;
 mod end;
 mod post;
 mod slots;
+mod windows;
+
+pub(super) use windows::{Freed, WINDOW_REQUESTS, bind};
 
 const RECEIVE: u64 = 1 << 31;
+const WINDOW: u64 = 1 << 30;
 
 /// A queue pair.
 pub(super) struct Core {
@@ -50,6 +55,7 @@ struct State {
     max_message: u64,
     sends: Slots,
     receives: Slots,
+    windows: Windows,
 }
 
 impl Core {
@@ -61,11 +67,16 @@ impl Core {
     ) -> Result<Arc<Self>> {
         const VERB: &str = "create_qp";
         let device = &domain.device;
-        let send_account = sends.reserve(capacity.max_send_wr)?;
-        let recv_account = receives.reserve(capacity.max_recv_wr)?;
+        // No more than callers' own, so that a completion queue of twice their number has room for both.
+        let for_windows = match device.info_capabilities().scoped_keys {
+            true => WINDOW_REQUESTS.min(capacity.max_send_wr.saturating_add(capacity.max_recv_wr)).max(1),
+            false => 0,
+        };
+        let send_account = sends.reserve(capacity.max_send_wr, for_windows)?;
+        let recv_account = receives.reserve(capacity.max_recv_wr, 0)?;
         let max_sge = device.info_capabilities().max_sge;
         let cap = ibv_qp_cap {
-            max_send_wr: capacity.max_send_wr.max(1),
+            max_send_wr: (capacity.max_send_wr + for_windows).max(1),
             max_recv_wr: capacity.max_recv_wr.max(1),
             max_send_sge: max_sge,
             max_recv_sge: 1,
@@ -101,6 +112,7 @@ impl Core {
                 max_message: device.port.max_message,
                 sends: Slots::default(),
                 receives: Slots::default(),
+                windows: Windows::new(for_windows),
             }),
             ended: Mutex::new(false),
         });

@@ -1,6 +1,7 @@
 //! The provider over a libibverbs of fakes: order of teardown, failures at each step, what completes when.
 
 mod fake;
+mod windows;
 
 use crate::memory::HugePages;
 use crate::{

@@ -26,11 +26,13 @@ pub(crate) struct End {
 
 pub(crate) const ALL: Access = Access::all();
 pub(crate) const CAPACITY: QueuePairCapacity = QueuePairCapacity { max_send_wr: 64, max_recv_wr: 16 };
+const DEPTH: u32 = CAPACITY.max_send_wr + CAPACITY.max_recv_wr + SMALL.max_send_wr + SMALL.max_recv_wr;
+pub(crate) const SMALL: QueuePairCapacity = QueuePairCapacity { max_send_wr: 4, max_recv_wr: 4 };
 
 impl End {
     pub(crate) fn new(device: &Device) -> Self {
         let pd = device.alloc_pd().unwrap();
-        let cq = device.create_cq(CAPACITY.max_send_wr + CAPACITY.max_recv_wr).unwrap();
+        let cq = device.create_cq(DEPTH).unwrap();
         let qp = pd.create_qp(&cq, &cq, CAPACITY).unwrap();
         Self { device: device.clone(), pd, cq, qp }
     }

@@ -9,3 +9,4 @@ mod objects;
 mod refusals;
 mod transfers;
 mod weather;
+mod windows;

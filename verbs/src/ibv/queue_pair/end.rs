@@ -1,27 +1,33 @@
 //! Completions, the error state, and the end.
 
-use super::{Core, RECEIVE, State};
-use crate::ibv::completion_queue::Account;
+use super::{Core, Freed, RECEIVE, State, WINDOW};
+use crate::ibv::completion_queue::{Ready, Retired};
 use crate::ibv::{status, sys};
-use crate::{Completion, CompletionStatus, Error, LocalSlice, QueuePairState};
+use crate::{Completion, CompletionStatus, Error, QueuePairState};
 use rdma_core_sys::*;
 use std::sync::{Arc, PoisonError};
 
 impl Core {
-    /// The device has completed a request: what its caller is told, and what it held.
-    pub(in crate::ibv) fn completed(&self, wc: &ibv_wc) -> Option<(Completion, Arc<Account>, Vec<LocalSlice>)> {
+    /// The device has completed a request: what its caller is told goes to `ready`, and what it held to `retired`.
+    pub(in crate::ibv) fn completed(self: &Arc<Self>, wc: &ibv_wc, ready: &mut Ready, retired: &mut Retired) {
         let mut state = self.state();
-        let is_receive = wc.wr_id & RECEIVE != 0;
-        let (slots, account) = match is_receive {
-            true => (&mut state.receives, &self.receives.1),
-            false => (&mut state.sends, &self.sends.1),
-        };
-        let slot = slots.remove(wc.wr_id & (RECEIVE - 1))?;
         let status = status::completion(wc.status);
         let success = status == CompletionStatus::Success;
         if !success && state.phase != QueuePairState::Error {
             Self::break_off(&mut state, status::failure(status, wc.vendor_err));
         }
+        let is_receive = wc.wr_id & RECEIVE != 0;
+        let (slots, account) = if is_receive {
+            (&mut state.receives, &self.receives.1)
+        } else if wc.wr_id & WINDOW != 0 {
+            if self.window_completed(&mut state, wc, &mut retired.freed) {
+                retired.waiting.push(self.clone());
+            }
+            return;
+        } else {
+            (&mut state.sends, &self.sends.1)
+        };
+        let Some(slot) = slots.remove(wc.wr_id & (WINDOW - 1)) else { return };
         drop(state);
         let bytes = if is_receive { wc.byte_len.into() } else { slot.bytes };
         let completion = Completion {
@@ -33,7 +39,8 @@ impl Core {
             queue_pair: self.number,
             vendor_error: if success { 0 } else { wc.vendor_err },
         };
-        Some((completion, account.clone(), slot.held))
+        ready.push_back((completion, account.clone()));
+        retired.held.push(slot.held);
     }
 
     /// Moves it to the error state, with the first cause.
@@ -69,6 +76,9 @@ impl Core {
         };
         // Before, as some providers clear a queue of what they destroy; and after, for what came between.
         collect();
+        // Nothing may be bound to a queue pair that is destroyed.
+        let mut freed = Freed::default();
+        self.state().windows.free_all(&mut freed);
         let entry = self.device.remove(self.at);
         let pair = self.state().pair.take();
         if let Some(Err(pair)) = pair.map(sys::Pair::destroy) {
@@ -82,6 +92,7 @@ impl Core {
         collect();
         let (sends, receives) = {
             let mut state = self.state();
+            state.windows.end_all(&mut freed);
             (state.sends.take_all(), state.receives.take_all())
         };
         for (slots, (queue, account)) in [(&sends, &self.sends), (&receives, &self.receives)] {

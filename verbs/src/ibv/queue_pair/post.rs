@@ -1,6 +1,6 @@
 //! Posting: what is checked before the device sees it.
 
-use super::{Core, RECEIVE};
+use super::{Core, RECEIVE, WINDOW};
 use crate::ibv::domain::Region;
 use crate::ibv::failed;
 use crate::memory_region::check_range;
@@ -121,7 +121,7 @@ impl Core {
         if posted == 0 {
             let mut refused = vec![];
             for wr in &chain {
-                refused.extend(state.sends.remove(wr.wr_id & (RECEIVE - 1)));
+                refused.extend(state.sends.remove(wr.wr_id & (WINDOW - 1)));
             }
             self.sends.1.give_back(count);
             drop(state);

@@ -42,6 +42,18 @@ pub(super) struct World {
     /// States that queue pairs were set to.
     pub(super) states: Vec<u32>,
     next_number: u32,
+    /// Whether the device says that it has memory windows.
+    pub(super) windows: bool,
+    /// Whether it has them.
+    pub(super) no_windows_after_all: bool,
+    pub(super) freeing_windows_fails: bool,
+    windows_made: u32,
+    /// Keys that requests for windows were posted with.
+    pub(super) keys: Vec<u32>,
+    /// The key that each window was bound to last.
+    had: HashMap<usize, u32>,
+    /// What each key opens: the window, and bytes.
+    pub(super) open: HashMap<u32, (usize, u64, u64)>,
 }
 
 /// Looks at or changes this thread's world.
@@ -82,6 +94,28 @@ impl World {
         // SAFETY: made by `made`, of this type, and taken away once.
         drop(unsafe { Box::from_raw(object) });
         0
+    }
+
+    /// A bound window depends on its region and queue pair.
+    fn window_request(&mut self, qp: *mut ibv_qp, wr: &ibv_send_wr) {
+        match wr.opcode {
+            IBV_WR_BIND_MW => {
+                let (mw, info) = (wr.bind_mw.mw.addr(), wr.bind_mw.bind_info);
+                self.keys.push(wr.bind_mw.rkey);
+                let now = at(wr.bind_mw.mw).rkey;
+                let had = self.had.insert(mw, wr.bind_mw.rkey);
+                assert!(had.is_none_or(|had| had == now), "the key that it has is another");
+                let twice = self.open.insert(wr.bind_mw.rkey, (mw, info.addr, info.length));
+                assert!(twice.is_none_or(|(other, ..)| other != mw), "bound already");
+                self.objects.get_mut(&mw).expect("alive").1.extend([qp.addr(), info.mr.addr()]);
+            }
+            IBV_WR_LOCAL_INV => {
+                self.keys.push(wr.imm_data);
+                let (mw, ..) = self.open.remove(&wr.imm_data).expect("a key that is bound");
+                self.objects.get_mut(&mw).expect("alive").1.truncate(1);
+            }
+            _ => {}
+        }
     }
 
     /// How many objects there are.
@@ -164,6 +198,8 @@ extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
         context.ops.req_notify_cq = Some(req_notify_cq);
         context.ops.post_send = Some(post_send);
         context.ops.post_recv = Some(post_recv);
+        context.ops.alloc_mw = Some(alloc_mw);
+        context.ops.dealloc_mw = Some(dealloc_mw);
         let table = world.made("context", table, &[]);
         // SAFETY: just made.
         unsafe { &raw mut (*table).context }
@@ -198,6 +234,7 @@ extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c
         max_mr_size: 1 << 30,
         max_qp_rd_atom: 128,
         max_qp_init_rd_atom: 8,
+        device_cap_flags: if world(|world| world.windows) { IBV_DEVICE_MEM_WINDOW_TYPE_2B } else { 0 },
         ..zeroed()
     };
     0
@@ -263,6 +300,36 @@ extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, _: c_int
 
 extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     world(|world| world.unmade(mr))
+}
+
+unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: u32) -> *mut ibv_mw {
+    assert_eq!(mw_type, IBV_MW_TYPE_2);
+    world(|world| match world.no_windows_after_all || world.fails("alloc_mw") {
+        true => {
+            set_errno(libc::EOPNOTSUPP);
+            ptr::null_mut()
+        }
+        false => {
+            let context = at(pd).context;
+            world.windows_made += 1;
+            world.made(
+                "mw",
+                ibv_mw { context, pd, rkey: world.windows_made << 8 | 0xfe, handle: 0, r#type: mw_type },
+                &[pd.addr()],
+            )
+        }
+    })
+}
+
+unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    world(|world| {
+        if world.freeing_windows_fails {
+            return libc::EIO;
+        }
+        world.open.retain(|_, (window, ..)| *window != mw.addr());
+        world.had.remove(&mw.addr());
+        world.unmade(mw)
+    })
 }
 
 extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
@@ -377,7 +444,7 @@ unsafe extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
     0
 }
 
-unsafe extern "C" fn post_send(_: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
     world(|world| {
         let (mut next, mut taken) = (wr, 0);
         while !next.is_null() {
@@ -386,6 +453,7 @@ unsafe extern "C" fn post_send(_: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *
                 return libc::ENOMEM;
             }
             world.posted.push((at(next).wr_id, at(next).opcode));
+            world.window_request(qp, at(next));
             taken += 1;
             next = at(next).next;
         }
