@@ -156,7 +156,7 @@ fn two_ends_with_full_backlogs_do_not_wait_for_each_other() {
         for number in 0..GETS {
             let mut buffer = end.engine.allocate(100).unwrap();
             buffer.as_mut_slice().fill(number as u8);
-            let part = NewPart { name: &name, dtype: DType::U8, shape: &[100], buffer: Some(buffer) };
+            let part = NewPart { name: &name, dtype: DType::U8, shape: &[100], buffer: Some(buffer), loan: None };
             end.engine.put(1, &key(number), vec![part], None, &PutOptions::default()).unwrap();
         }
     }

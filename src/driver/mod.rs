@@ -146,6 +146,12 @@ impl Driver {
         result
     }
 
+    /// A caller that has work of his own helps with the loop's, as long as he keeps this.
+    pub(crate) fn lend_a_hand(&self) -> Hand<'_> {
+        self.core.enter();
+        Hand(&self.core)
+    }
+
     pub(crate) fn close(&self, timeout: Duration) -> Stats {
         const AT_MOST: Tick = 1_000_000_000;
         const LOOK: Duration = Duration::from_millis(2);
@@ -191,6 +197,26 @@ impl Driver {
         {
             let _panicked = thread.join();
         }
+    }
+}
+
+/// A caller that helps with the loop, but does not wait for it.
+pub(crate) struct Hand<'a>(&'a Core);
+
+impl Hand<'_> {
+    /// One turn of the loop for what there is to do now; `false`, and nothing done, when somebody else is in it.
+    pub(crate) fn turn(&self) -> bool {
+        let reactor = lock(&self.0.turn).reactor.take();
+        let Some(mut reactor) = reactor else { return false };
+        self.0.run(&mut reactor, Some(Duration::ZERO), true);
+        self.0.give_back(reactor);
+        true
+    }
+}
+
+impl Drop for Hand<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 

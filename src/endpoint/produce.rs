@@ -2,7 +2,8 @@
 
 use super::consume::{named, subject};
 use super::{Endpoint, Shared, deadline_of, lock};
-use crate::engine::{Engine, NewPart, PayloadId};
+use crate::driver::Hand;
+use crate::engine::{NewPart, PayloadId};
 use crate::payload::{Data, Part};
 use crate::sys;
 use crate::{Buffer, Error, ErrorKind, PutOptions, Result, Ticket};
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use towline_verbs::memory::{self, Loan};
 
 /// Bytes copied into the pool between two times that readers are told how far the copy is: large enough that telling
 /// costs little, small enough that reading begins early. Measured over shared memory: 1 MiB is 1.3 times as fast as
@@ -196,33 +198,41 @@ impl Endpoint {
         let mut new_parts = Vec::new();
         let mut fills = Vec::new();
         let mut total = 0u64;
-        for part in parts {
+        for (index, part) in parts.into_iter().enumerate() {
             let buffer = match part.data {
                 Data::Buffer(buffer) => Some(buffer),
                 Data::Bytes([]) => None,
                 Data::Bytes(bytes) => {
                     let buffer = buffers.next();
-                    fills.extend(buffer.as_ref().map(|buffer| Fill { offset: buffer.offset(), before: total, bytes }));
+                    let fill = |buffer: &Buffer| Fill { part: index, offset: buffer.offset(), before: total, bytes };
+                    fills.extend(buffer.as_ref().map(fill));
                     buffer
                 }
             };
             total += buffer.as_ref().map_or(0, Buffer::len) as u64;
-            new_parts.push(NewPart { name: part.name, dtype: part.dtype, shape: part.shape, buffer });
+            new_parts.push(NewPart { name: part.name, dtype: part.dtype, shape: part.shape, buffer, loan: None });
         }
         let to_fill: usize = fills.iter().map(|fill| fill.bytes.len()).sum();
-        // A small payload is copied before it is published: it may then travel in one message.
-        let behind = to_fill > FILL_STEP;
-        if !behind {
+        let put = |parts, watermark| {
+            shared.driver.with(|engine| engine.put(sys::boot_clock(), key, parts, watermark, options))
+        };
+        let (id, layout) = if to_fill <= FILL_STEP {
+            // A small payload is copied before it is published: it may then travel in one message.
             for fill in &fills {
                 shared.write(fill.offset, fill.bytes)?;
             }
-        }
-        let watermark = if behind { Some(fills.first().map_or(total, |fill| fill.before)) } else { None };
-        let put = |engine: &mut Engine| engine.put(sys::boot_clock(), key, new_parts, watermark, options);
-        let (id, layout) = shared.driver.with(put)?;
-        if behind {
-            self.fill(id, &fills, total)?;
-        }
+            put(new_parts, None)?
+        } else {
+            let bytes: Vec<&[u8]> = fills.iter().map(|fill| fill.bytes).collect();
+            memory::lend(&bytes, |loans| {
+                for (fill, loan) in fills.iter().zip(loans) {
+                    new_parts[fill.part].loan = Some(loan.clone());
+                }
+                let (id, layout) = put(new_parts, Some(fills.first().map_or(total, |fill| fill.before)))?;
+                self.fill(id, &fills, loans, total)?;
+                Ok::<_, Error>((id, layout))
+            })?
+        };
         let addresses = self.addresses();
         Ok(Ticket {
             boot: shared.boot,
@@ -234,23 +244,47 @@ impl Endpoint {
         })
     }
 
-    /// Copies the bytes in, and tells readers how far it is.
-    fn fill(&self, id: PayloadId, fills: &[Fill<'_>], total: u64) -> Result<()> {
+    /// Copies the bytes in, and tells readers how far it is. Those that are read where they are, are copied while the wire
+    /// has no use for this thread, and not at all once whoever the payload was for has it.
+    fn fill(&self, id: PayloadId, fills: &[Fill<'_>], loans: &[Arc<Loan>], total: u64) -> Result<()> {
         let shared = self.shared();
         // While it is being filled a payload keeps its memory, whatever becomes of it; and not a moment longer, also
         // when this thread panics.
         let _guard = FillGuard { shared, id };
-        for (index, fill) in fills.iter().enumerate() {
+        let mut hand = None;
+        for (index, (fill, loan)) in fills.iter().zip(loans).enumerate() {
             let next = fills.get(index + 1).map_or(total, |next| next.before);
             for (step, bytes) in fill.bytes.chunks(FILL_STEP).enumerate() {
+                if self.serve_lent(id, loans, &mut hand) {
+                    return Ok(());
+                }
                 let done = (step * FILL_STEP) as u64;
                 shared.write(fill.offset + done, bytes)?;
                 let upto = fill.before + done + bytes.len() as u64;
                 let watermark = if upto == fill.before + fill.bytes.len() as u64 { next } else { upto };
                 shared.driver.with(|engine| engine.raise_watermark(sys::boot_clock(), id, watermark));
             }
+            loan.copied();
         }
         Ok(())
+    }
+
+    /// Drives as long as lent bytes leave. Whether nobody needs them any more.
+    fn serve_lent<'a>(&'a self, id: PayloadId, loans: &[Arc<Loan>], hand: &mut Option<Hand<'a>>) -> bool {
+        let driver = &self.shared().driver;
+        let taken = || loans.iter().map(|loan| loan.taken()).sum::<u64>();
+        loop {
+            let (over, lent) = driver.with(|engine| (engine.is_over(id), engine.is_lent(id)));
+            if over || !lent {
+                *hand = None;
+                return over;
+            }
+            let before = taken();
+            let drove = hand.get_or_insert_with(|| driver.lend_a_hand()).turn();
+            if !drove || taken() == before {
+                return false;
+            }
+        }
     }
 
     /// Waits until `count` gets of peers wait here for `key`, which is not put yet.
@@ -303,6 +337,7 @@ impl Shared {
 }
 
 struct Fill<'a> {
+    part: usize,
     offset: u64,
     before: u64,
     bytes: &'a [u8],

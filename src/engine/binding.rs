@@ -53,9 +53,10 @@ impl Engine {
     fn send_grant(&mut self, lease: u64, told: &Told) {
         let lease_us = self.config.times.lease / 1000;
         let Some(grant) = self.grants.get(&lease) else { return };
-        let (link, id) = (grant.link, grant.payload);
+        let (link, id, lent) = (grant.link, grant.payload, grant.lent);
         let Some(payload) = self.payload(id) else { return };
-        let (watermark, total_len) = (payload.watermark, payload.total);
+        // Who is lent what is not copied yet has no need to read behind the copy.
+        let (watermark, total_len) = (if lent { payload.total } else { payload.watermark }, payload.total);
         if let Some(grant) = self.grants.get_mut(&lease) {
             grant.told = watermark;
         }

@@ -40,6 +40,8 @@ pub(super) struct Grant {
     pub(super) hearsay: bool,
     /// How much of the payload its holder has been told to be there.
     pub(super) told: u64,
+    /// Whether bytes are lent to him in the place of the payload's.
+    pub(super) lent: bool,
 }
 
 impl Grant {
@@ -138,12 +140,12 @@ impl Engine {
             for buffer in payload.buffers.iter().flatten() {
                 eager.extend_from_slice(buffer.as_slice());
             }
-            Ok(Exposure::None)
+            Ok((Exposure::None, false))
         } else {
             self.expose(payload, link_id, get.view, &mut segments)
         };
-        let exposure = match exposure {
-            Ok(exposure) => exposure,
+        let (exposure, lent) = match exposure {
+            Ok(exposed) => exposed,
             Err((code, text)) => {
                 self.refuse(link_id, request, code, 0, &text);
                 return;
@@ -169,6 +171,7 @@ impl Engine {
                 heard: false,
                 hearsay: false,
                 told: 0,
+                lent,
             },
         );
         if let Some(payload) = self.payload_mut(id) {
@@ -182,14 +185,14 @@ impl Engine {
         self.tell_grant(lease, told);
     }
 
-    /// Makes the payload's memory readable for the peer of `link_id`.
+    /// Makes the payload's memory readable for the peer of `link_id`, or what is lent in its place; whether that is so.
     fn expose(
         &self,
         payload: &Payload,
         link_id: LinkId,
         view: bool,
         segments: &mut Vec<Segment>,
-    ) -> Result<Exposure, (RefuseCode, String)> {
+    ) -> Result<(Exposure, bool), (RefuseCode, String)> {
         let failed = |error: towline_verbs::Error| (RefuseCode::Failed, error.to_string());
         let no_path = || (RefuseCode::NoQueuePair, "no queue pair is agreed on".to_owned());
         let link = self.links.get(&link_id).ok_or_else(no_path)?;
@@ -200,10 +203,18 @@ impl Engine {
             return Err((RefuseCode::Path, format!("{} has no views", link.path)));
         }
         let mut windows = Vec::new();
-        for buffer in payload.buffers.iter().flatten() {
+        let mut lent = false;
+        for (part, buffer) in payload.buffers.iter().enumerate() {
+            let Some(buffer) = buffer else { continue };
             let (offset, len) = (buffer.offset(), buffer.len() as u64);
+            let loan = payload.loans.get(part).and_then(Option::as_ref).filter(|_| capabilities.loans);
             let remote = if capabilities.scoped_keys {
-                let window = rail.pool.bind(queue_pair, offset, len).map_err(failed)?;
+                let window = match loan {
+                    Some(loan) => rail.pool.bind_lent(queue_pair, offset, loan),
+                    None => rail.pool.bind(queue_pair, offset, len),
+                }
+                .map_err(failed)?;
+                lent |= loan.is_some();
                 let remote = window.remote();
                 windows.push(window);
                 remote
@@ -212,12 +223,13 @@ impl Engine {
             };
             segments.push(Segment::new(remote.address, remote.len, remote.rkey));
         }
-        Ok(if capabilities.mappable {
+        let exposure = if capabilities.mappable {
             Exposure::Mapped
         } else if capabilities.scoped_keys {
             Exposure::Windows(windows)
         } else {
             Exposure::Region(queue_pair.clone())
-        })
+        };
+        Ok((exposure, lent))
     }
 }

@@ -9,7 +9,9 @@ use crate::layout::{DType, Layout};
 use crate::{Buffer, Error, ErrorKind, PutOptions, Result};
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use towline_control::wire::{self, Frame};
+use towline_verbs::memory::Loan;
 
 /// Names a payload of this endpoint's present incarnation (I4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,6 +33,9 @@ pub struct NewPart<'a> {
     pub shape: &'a [u64],
     /// Its bytes; `None` for none at all.
     pub buffer: Option<Buffer>,
+    /// The bytes that are still to be copied into the buffer, all of them, to be read in its place until then where the
+    /// provider can do that. A payload that is put with a watermark has one for each part that is not there yet, or none.
+    pub loan: Option<Arc<Loan>>,
 }
 
 /// A slot of the payload table.
@@ -52,6 +57,8 @@ pub(super) struct Payload {
     key: Vec<u8>,
     pub(super) layout: Vec<u8>,
     pub(super) buffers: Vec<Option<Buffer>>,
+    /// While it is being filled: what may be read in the place of each buffer. Empty when nothing is lent.
+    pub(super) loans: Vec<Option<Arc<Loan>>>,
     pub(super) total: u64,
     pub(super) watermark: u64,
     pub(super) consumers_left: u32,
@@ -106,13 +113,21 @@ impl Engine {
         }
         let mut layout = Layout::default();
         let mut buffers = Vec::with_capacity(parts.len());
+        let mut loans = Vec::with_capacity(parts.len());
         for (index, part) in parts.into_iter().enumerate() {
-            if part.buffer.as_ref().is_some_and(|buffer| !std::sync::Arc::ptr_eq(buffer.pool(), &self.pool)) {
+            if part.buffer.as_ref().is_some_and(|buffer| !Arc::ptr_eq(buffer.pool(), &self.pool)) {
                 return fail(ErrorKind::ForeignBuffer { part: index, name: part.name.to_owned() });
             }
             let len = part.buffer.as_ref().map_or(0, Buffer::len) as u64;
             layout.push(part.name, part.dtype, part.shape, len).map_err(|kind| Error::new(PUT, kind))?;
+            if part.loan.as_ref().is_some_and(|loan| loan.len() != len) {
+                return fail(ErrorKind::LayoutMismatch { what: "a loan of another length than its part" });
+            }
             buffers.push(part.buffer);
+            loans.push(part.loan.filter(|_| watermark.is_some()));
+        }
+        if loans.iter().all(Option::is_none) {
+            loans.clear();
         }
         let total = layout.payload_len();
         let mut encoded = Vec::new();
@@ -131,6 +146,7 @@ impl Engine {
             key: key.to_vec(),
             layout: encoded,
             buffers,
+            loans,
             total,
             watermark: watermark.unwrap_or(total).min(total),
             consumers_left: options.consumers,
@@ -191,13 +207,29 @@ impl Engine {
         self.send(link, &Frame::Watermark(wire::Watermark { lease, watermark }));
     }
 
-    /// Whoever published a payload with a watermark copies nothing more into it; every such payload needs this call.
+    /// Whoever published a payload with a watermark copies nothing more into it; every such payload needs this call. One
+    /// that has not all its bytes by then is taken out.
     pub fn filled(&mut self, now: Tick, id: PayloadId) {
         self.advance(now);
         if let Some(payload) = self.payload_mut(id) {
             payload.filling = false;
+            payload.loans.clear();
+            if payload.watermark < payload.total {
+                self.withdraw(id, Gone::Removed);
+            }
             self.collect_payload(id);
         }
+    }
+
+    /// Whether anybody reads what is lent in the place of a payload's buffers.
+    pub fn is_lent(&self, id: PayloadId) -> bool {
+        self.payload(id).is_some_and(|payload| payload.readers > 0 && !payload.loans.is_empty())
+            && self.grants.values().any(|grant| grant.payload == id && grant.lent && !grant.fencing)
+    }
+
+    /// Whether nobody can get or read a payload any more.
+    pub fn is_over(&self, id: PayloadId) -> bool {
+        self.payload(id).is_none_or(|payload| payload.gone.is_some() && payload.readers == 0)
     }
 
     /// Takes a payload out: it can't be got any more. Readers that have it keep it until they are done.

@@ -109,6 +109,7 @@ impl Scenario {
         if medium == Medium::Windows && seed.is_multiple_of(2) {
             plan.bind = Span(0, 200 * MICRO); // behind what the device does already
         }
+        plan.capabilities.loans = medium == Medium::Windows;
         plan.capabilities.mappable = medium == Medium::Mapped;
         plan.capabilities.reads_by_cpu = medium == Medium::Mapped;
         plan.capabilities.preferred_chunk = 1 << random.between(8, 14);

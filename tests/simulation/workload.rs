@@ -10,6 +10,7 @@ use crate::world::{Filling, Held, HeldWhat, World};
 use std::time::Duration;
 use towline::engine::{GetRequest, NewPart, PutOptions, Source, Tick};
 use towline::{DType, ErrorKind};
+use towline_verbs::memory::Loan;
 use towline_verbs::sim::NodeId;
 
 /// Runs a scenario from its first event to the empty world at its end.
@@ -106,11 +107,13 @@ pub(crate) fn put_payload(
     let names: Vec<String> = (0..parts.len()).map(|part| Ledger::part_name(number, part)).collect();
     let total: u64 = parts.iter().map(|part| part.len).sum();
     let slowly = slowly && total > 0;
+    let lends = slowly && world.random.below(2) == 0;
     let put = world.with_host(node, |host| {
         let mut new_parts = Vec::new();
         let mut offsets = Vec::new();
+        let mut loans = Vec::new();
         for (index, part) in parts.iter().enumerate() {
-            let mut buffer = None;
+            let (mut buffer, mut loan) = (None, None);
             if part.len > 0 {
                 let mut fresh = host.engine.allocate(part.len)?;
                 let bytes = fresh.as_mut_slice();
@@ -122,16 +125,21 @@ pub(crate) fn put_payload(
                 }
                 offsets.push(fresh.offset());
                 buffer = Some(fresh);
+                if lends {
+                    let lent = Loan::owned(content::part(seed, number, index, part.len).into());
+                    loans.push(lent.clone());
+                    loan = Some(lent);
+                }
             }
-            new_parts.push(NewPart { name: &names[index], dtype: part.dtype, shape: &part.shape, buffer });
+            new_parts.push(NewPart { name: &names[index], dtype: part.dtype, shape: &part.shape, buffer, loan });
         }
         let options = PutOptions::new().consumers(consumers).time_to_live(Duration::from_nanos(time_to_live));
         let now = host.now();
         let put = host.engine.put(now, &key, new_parts, slowly.then_some(0), &options)?;
-        Ok::<_, towline::Error>((put, offsets))
+        Ok::<_, towline::Error>((put, offsets, loans))
     })?;
     match put {
-        Ok(((id, layout), offsets)) => {
+        Ok(((id, layout), offsets, loans)) => {
             world.ledger.withdraw_key(owner, &key, put_at);
             let published =
                 Published { owner, key, id, layout, parts, consumers, put_at, withdrawn_at: None, deliveries: 0 };
@@ -143,7 +151,7 @@ pub(crate) fn put_payload(
             world.count("put");
             if slowly {
                 world.count("put slowly");
-                world.filling.push(Filling { payload: number, offsets, done: 0 });
+                world.filling.push(Filling { payload: number, offsets, done: 0, loans });
             }
             Ok(Some(number))
         }
@@ -157,12 +165,26 @@ pub(crate) fn put_payload(
     }
 }
 
-/// Writes more of a payload that is published already, and says so.
+/// Writes more of a payload that is published already, and says so; or stops if nobody needs it any more.
 fn fill_on(world: &mut World) -> Check {
     if world.filling.is_empty() {
         return Ok(());
     }
     let nth = world.random.below(world.filling.len() as u64) as usize;
+    let filling = &world.filling[nth];
+    let published = &world.ledger.published[&filling.payload];
+    let (id, node, taken) = (published.id, published.owner.node, filling.loans.iter().any(|loan| loan.taken() > 0));
+    if taken {
+        world.count("read what is lent");
+    }
+    if world.hosts[&node].engine.is_over(id) {
+        world.count("needed no more copying");
+        world.filling.swap_remove(nth);
+        return world.with_host(node, |host| {
+            let now = host.now();
+            host.engine.filled(now, id);
+        });
+    }
     fill_payload(world, nth, false)
 }
 
@@ -188,7 +210,8 @@ pub(crate) fn fill_payload(world: &mut World, nth: usize, whole: bool) -> Check 
     world.filling[nth].done = upto;
     let finished = upto == total;
     if finished {
-        world.filling.swap_remove(nth);
+        let filled = world.filling.swap_remove(nth);
+        filled.loans.iter().for_each(|loan| loan.copied());
     }
     world.with_host(node, |host| {
         let now = host.now();

@@ -5,8 +5,10 @@ use crate::host::{Clock, Directory, Host, address_of};
 use crate::ledger::{Check, Incarnation, Ledger, Published, Tally, check_bytes, violated};
 use crate::scenario::{MICRO, MILLI, Medium, Scenario};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use towline::engine::{Delivery, HeldLease, Identity, LinkId, Storage};
 use towline::{Buffer, Path};
+use towline_verbs::memory::Loan;
 use towline_verbs::sim::{Counts, NodeId, Random, Sabotage, SimFabric};
 
 /// A fault of the world's own making, to see that it is seen.
@@ -79,6 +81,8 @@ pub(crate) struct Filling {
     /// Where its parts lie in the pool, and how many of its bytes are there.
     pub(crate) offsets: Vec<u64>,
     pub(crate) done: u64,
+    /// What is lent in the place of each part with bytes, if they are.
+    pub(crate) loans: Vec<Arc<Loan>>,
 }
 
 pub(crate) struct World {

@@ -3,9 +3,10 @@
 //! The handles check what can be checked without the provider (ranges within a region, zero lengths, memory kinds);
 //! everything else is the backend's. A backend never blocks in any of these calls but `register`.
 
+use crate::memory::Loan;
 use crate::{
-    Access, Completion, Device, DeviceInfo, Error, Memory, MemoryKind, Progress, ProviderKind, QueuePairCapacity,
-    QueuePairState, ReceiveRequest, RemoteSlice, Result, Token, WorkRequest,
+    Access, Cause, Completion, Device, DeviceInfo, Error, Memory, MemoryKind, Progress, ProviderKind,
+    QueuePairCapacity, QueuePairState, ReceiveRequest, RemoteSlice, Result, Token, WorkRequest,
 };
 use core::any::Any;
 use core::fmt::Debug;
@@ -88,6 +89,20 @@ pub trait MrBackend: Debug + Send + Sync {
     /// # Errors
     /// As there.
     fn bind(self: Arc<Self>, queue_pair: &dyn QpBackend, offset: u64, len: u64) -> Result<Arc<dyn MwBackend>>;
+    /// See [`MemoryRegion::bind_lent`](crate::MemoryRegion::bind_lent); the range has been checked. Whoever reads the bytes
+    /// on the peer's behalf can read them where the loan says at that moment: a NIC can't.
+    ///
+    /// # Errors
+    /// As there.
+    fn bind_lent(
+        self: Arc<Self>,
+        queue_pair: &dyn QpBackend,
+        offset: u64,
+        loan: Arc<Loan>,
+    ) -> Result<Arc<dyn MwBackend>> {
+        let _unused = (queue_pair, offset, loan);
+        Err(Error::new("bind_mw", Cause::Unsupported { what: "a window to lent bytes" }))
+    }
     /// For the provider's own downcast, when the region comes back in a work request.
     fn as_any(&self) -> &dyn Any;
 }

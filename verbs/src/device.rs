@@ -50,6 +50,8 @@ pub struct Capabilities {
     /// Whether [`MemoryRegion::bind`](crate::MemoryRegion::bind) gives a key for a part of a region that can be
     /// revoked by its owner alone.
     pub scoped_keys: bool,
+    /// Whether [`MemoryRegion::bind_lent`](crate::MemoryRegion::bind_lent) gives such a key for bytes that are lent.
+    pub loans: bool,
     /// Whether [`QueuePair::map`](crate::QueuePair::map) gives a read-only view of remote memory.
     pub mappable: bool,
     /// Whether the memory of a read is touched by this process's processor (a copy) rather than by a NIC or the
@@ -69,6 +71,7 @@ impl Capabilities {
             max_recv_wr: max_send_wr,
             max_cqe: 1 << 20,
             scoped_keys: false,
+            loans: false,
             mappable: false,
             reads_by_cpu: false,
         }

@@ -15,10 +15,13 @@ use std::sync::Arc;
 
 mod borrowed;
 mod fork;
+mod loan;
 mod map;
 mod segment;
 
 pub(crate) use fork::generation;
+pub(crate) use loan::{Entry, Lent};
+pub use loan::{Loan, lend};
 pub(crate) use map::{Mapping, page_size};
 pub(crate) use segment::SEALS;
 

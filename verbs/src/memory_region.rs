@@ -1,6 +1,7 @@
 //! Memory regions and windows: memory with keys.
 
 use crate::backend::{MrBackend, MwBackend};
+use crate::memory::Loan;
 use crate::{Cause, Error, Memory, ProtectionDomain, QueuePair, Result};
 use std::sync::Arc;
 
@@ -85,6 +86,18 @@ impl MemoryRegion {
     pub fn bind(&self, queue_pair: &QueuePair, offset: u64, len: u64) -> Result<MemoryWindow> {
         check_range("bind_mw", offset, len, self.len())?;
         let backend = self.backend.clone().bind(&*queue_pair.backend, offset, len)?;
+        Ok(MemoryWindow { backend, _region: self.clone() })
+    }
+
+    /// Binds a window to the bytes from `offset` on, as many as `loan` has, as [`bind`](Self::bind) does; but the peer
+    /// reads the lent bytes in their place until those are [copied](Loan::copied). Whoever lends them puts the same bytes
+    /// into the region before he says so.
+    ///
+    /// # Errors
+    /// [`Cause::Unsupported`] where [`Capabilities::loans`](crate::Capabilities::loans) is false, and as `bind`.
+    pub fn bind_lent(&self, queue_pair: &QueuePair, offset: u64, loan: &Arc<Loan>) -> Result<MemoryWindow> {
+        check_range("bind_mw", offset, loan.len(), self.len())?;
+        let backend = self.backend.clone().bind_lent(&*queue_pair.backend, offset, loan.clone())?;
         Ok(MemoryWindow { backend, _region: self.clone() })
     }
 }

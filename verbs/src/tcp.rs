@@ -179,6 +179,7 @@ impl Provider for TcpProvider {
         capabilities.preferred_chunk = 4 << 20;
         capabilities.max_sge = MAX_SGE;
         capabilities.scoped_keys = true;
+        capabilities.loans = true;
         capabilities.reads_by_cpu = true;
         let choices = congestion::choices(self.config.streams, false).controls;
         let names: Vec<_> = choices.iter().map(|control| control.name()).collect();

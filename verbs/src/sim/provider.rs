@@ -5,6 +5,7 @@ use super::queue_pair::SimQp;
 use super::state::{Cq, Event, Key, Qp, Region};
 use super::{NodeId, Shared};
 use crate::backend::{CqBackend, DeviceBackend, MrBackend, MwBackend, PdBackend, Provider, QpBackend};
+use crate::memory::Loan;
 use crate::{
     Access, Cause, Completion, Device, DeviceInfo, Error, Memory, MemoryKind, Opcode, Progress, ProviderKind,
     QueuePairCapacity, QueuePairState, RemoteSlice, Result, Token,
@@ -123,7 +124,8 @@ impl PdBackend for SimPd {
             let (node, len) = (device.node, memory.len());
             let region = Region { node, pd: self.id, memory, base, posts: 0, handle_gone: false };
             state.regions.insert(id, region);
-            state.keys.insert(rkey, Key { region: id, offset: 0, len, access, queue_pair: None, valid_from: 0 });
+            let key = Key { region: id, offset: 0, len, access, queue_pair: None, valid_from: 0, loan: None };
+            state.keys.insert(rkey, key);
             state.note("register", &[id, rkey, base, len]);
             Ok((id, base, rkey))
         })?;
@@ -268,6 +270,33 @@ impl MrBackend for SimMr {
     }
 
     fn bind(self: Arc<Self>, queue_pair: &dyn QpBackend, offset: u64, len: u64) -> Result<Arc<dyn MwBackend>> {
+        self.window(queue_pair, (offset, len), None)
+    }
+
+    fn bind_lent(
+        self: Arc<Self>,
+        queue_pair: &dyn QpBackend,
+        offset: u64,
+        loan: Arc<Loan>,
+    ) -> Result<Arc<dyn MwBackend>> {
+        if !self.pd.device.info.capabilities.loans {
+            return Err(Error::new("bind_mw", Cause::Unsupported { what: "a window to lent bytes" }));
+        }
+        self.window(queue_pair, (offset, loan.len()), Some(loan))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl SimMr {
+    fn window(
+        self: Arc<Self>,
+        queue_pair: &dyn QpBackend,
+        (offset, len): (u64, u64),
+        loan: Option<Arc<Loan>>,
+    ) -> Result<Arc<dyn MwBackend>> {
         const VERB: &str = "bind_mw";
         let device = &self.pd.device;
         if !device.info.capabilities.scoped_keys {
@@ -293,17 +322,13 @@ impl MrBackend for SimMr {
                 state.schedule(valid_from, Event::Bound { node: device.node });
             }
             let (access, queue_pair_only) = (Access::REMOTE_READ, Some(queue_pair));
-            let key = Key { region: self.id, offset, len, access, queue_pair: queue_pair_only, valid_from };
+            let key = Key { region: self.id, offset, len, access, queue_pair: queue_pair_only, valid_from, loan };
             state.keys.insert(rkey, key);
             state.note("bind", &[u64::from(queue_pair), rkey, offset, len]);
             Ok(rkey)
         })?;
         let remote = RemoteSlice { address: self.base + offset, len, rkey };
         Ok(Arc::new(SimMw { region: self, remote }))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

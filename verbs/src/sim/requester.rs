@@ -102,6 +102,7 @@ impl State {
             access: None,
             receive: None,
             mapping: None,
+            loan: None,
             stopped: false,
             held_since: None,
         };

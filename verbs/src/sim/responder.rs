@@ -3,6 +3,7 @@
 use super::Sabotage;
 use super::state::{Event, State, write_locals};
 use super::trace::digest;
+use crate::memory::Entry;
 use crate::{Access, Cause, Completion, CompletionStatus, Opcode, QueuePairState, RemoteSlice};
 
 impl State {
@@ -90,8 +91,19 @@ impl State {
         if let (Some(memory), Some((.., offset))) = (&flight.mapping, access) {
             assert!(memory.read(offset + start, &mut data).is_ok(), "the range was checked when the copy began");
         } else if let Some((_, region, offset)) = access {
+            let at = offset + start;
             let region = self.regions.get(&region).filter(|_| !stopped);
-            if region.is_none_or(|region| region.memory.read(offset + start, &mut data).is_err()) {
+            let lent = flight.loan.as_ref().map(|(loan, from)| (loan, at - from, loan.enter()));
+            let read = match (region, lent) {
+                (None, _) | (_, Some((.., Entry::Broken))) => false,
+                (Some(region), None | Some((.., Entry::Copied))) => region.memory.read(at, &mut data).is_ok(),
+                (Some(_), Some((loan, from, Entry::Lent(bytes)))) => {
+                    data.copy_from_slice(&bytes[from as usize..][..len as usize]);
+                    loan.note_taken(len);
+                    true
+                }
+            };
+            if !read {
                 self.refuse(serial, CompletionStatus::RemoteAccess);
                 return;
             }
@@ -197,8 +209,11 @@ impl State {
             self.refuse(serial, CompletionStatus::RemoteAccess);
             return false;
         }
+        let key = access.and_then(|(rkey, ..)| self.keys.get(&rkey));
+        let loan = key.and_then(|key| key.loan.clone().map(|loan| (loan, key.offset)));
         if let Some(flight) = self.flights.get_mut(&serial) {
             flight.access = access;
+            flight.loan = loan;
         }
         true
     }
@@ -215,6 +230,7 @@ impl State {
             && key.queue_pair.is_none_or(|bound| bound == number)
             && key.access.contains(right)
             && key.valid_from <= self.now
+            && !key.loan.as_ref().is_some_and(|loan| loan.is_broken())
             && offset >= key.offset
             && end <= key.offset + key.len;
         allowed.then_some((remote.rkey, key.region, offset))

@@ -5,11 +5,13 @@ use super::plan::{FaultPlan, Span};
 use super::random::Random;
 use super::trace::Trace;
 use super::{Counts, NodeId};
+use crate::memory::Loan;
 use crate::{
     Access, Capabilities, Cause, Completion, CompletionStatus, Error, Memory, Opcode, QueuePairCapacity,
     QueuePairState, RemoteSlice, Result,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 /// Something due at a moment. Each is a hint: it looks up what it is about and does nothing if that is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,7 +75,7 @@ pub(super) struct Region {
 }
 
 /// What a remote key opens.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Key {
     pub(super) region: u64,
     pub(super) offset: u64,
@@ -83,6 +85,8 @@ pub(super) struct Key {
     pub(super) queue_pair: Option<u32>,
     /// Before this moment it opens nothing.
     pub(super) valid_from: u64,
+    /// What is lent in the place of its bytes.
+    pub(super) loan: Option<Arc<Loan>>,
 }
 
 /// A completion queue.
@@ -186,6 +190,8 @@ pub(super) struct Flight {
     /// The responder's memory, where the requester's processor copies out of a mapping of it: no end of the responder
     /// stops that, only the requester's own.
     pub(super) mapping: Option<Memory>,
+    /// What is lent in the place of the bytes of the key, and where those are in the region.
+    pub(super) loan: Option<(Arc<Loan>, u64)>,
     /// Its key was invalidated, and the device stops it.
     pub(super) stopped: bool,
     /// Since when it has been held up by a cut link.

@@ -9,6 +9,7 @@ use crate::{
     RemoteSlice, WorkRequest,
 };
 
+mod lending;
 mod memory;
 mod net_tests;
 mod queues;

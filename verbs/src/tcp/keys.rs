@@ -5,6 +5,7 @@
 //! one guess a connection: the first wrong key ends it.
 
 use super::sys;
+use crate::memory::Loan;
 use crate::{Access, Cause, Error, Memory, Result};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +33,8 @@ pub(super) struct Exposure {
     domain: u64,
     /// The one queue pair that may use it, for a window.
     queue_pair: Option<u64>,
+    /// Bytes that are read in the place of the memory's, as long as they are lent.
+    loan: Option<Arc<Loan>>,
     /// How many copiers are inside, and whether the key is revoked.
     word: AtomicU64,
 }
@@ -54,11 +57,21 @@ impl Exposure {
         domain: u64,
         queue_pair: Option<u64>,
     ) -> Self {
-        Self { memory, offset, len, access, domain, queue_pair, word: AtomicU64::new(0) }
+        Self { memory, offset, len, access, domain, queue_pair, loan: None, word: AtomicU64::new(0) }
+    }
+
+    /// The same, with `loan` in the place of its bytes.
+    pub(super) fn lent(self, loan: Arc<Loan>) -> Self {
+        Self { loan: Some(loan), ..self }
     }
 
     pub(super) fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// The bytes lent in the place of the memory's, and the place of their first one in it.
+    pub(super) fn loan(&self) -> Option<(&Loan, u64)> {
+        self.loan.as_ref().map(|loan| (&**loan, self.offset))
     }
 
     /// Whether `claim` is within the rights and the bounds of this key (I7, I14).
@@ -86,8 +99,9 @@ impl Exposure {
         self.word.fetch_or(REVOKED, Ordering::AcqRel) & !REVOKED == 0
     }
 
+    /// Whether nobody gets in: the key is revoked, or what was lent was taken back.
     pub(super) fn is_revoked(&self) -> bool {
-        self.word.load(Ordering::Relaxed) & REVOKED != 0
+        self.word.load(Ordering::Relaxed) & REVOKED != 0 || self.loan.as_ref().is_some_and(|loan| loan.is_broken())
     }
 }
 

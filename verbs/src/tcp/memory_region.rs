@@ -6,6 +6,7 @@ use super::keys::Exposure;
 use super::queue_pair::{Core, Handle};
 use super::{MAX_POSTED, device};
 use crate::backend::{CqBackend, MrBackend, MwBackend, PdBackend, QpBackend};
+use crate::memory::Loan;
 use crate::{Access, Cause, Error, Memory, QueuePairCapacity, RemoteSlice, Result};
 use core::any::Any;
 use core::fmt;
@@ -97,6 +98,30 @@ impl MrBackend for Region {
     }
 
     fn bind(self: Arc<Self>, queue_pair: &dyn QpBackend, offset: u64, len: u64) -> Result<Arc<dyn MwBackend>> {
+        self.window(queue_pair, (offset, len), None)
+    }
+
+    fn bind_lent(
+        self: Arc<Self>,
+        queue_pair: &dyn QpBackend,
+        offset: u64,
+        loan: Arc<Loan>,
+    ) -> Result<Arc<dyn MwBackend>> {
+        self.window(queue_pair, (offset, loan.len()), Some(loan))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Region {
+    fn window(
+        self: Arc<Self>,
+        queue_pair: &dyn QpBackend,
+        (offset, len): (u64, u64),
+        loan: Option<Arc<Loan>>,
+    ) -> Result<Arc<dyn MwBackend>> {
         if !self.access.contains(Access::MW_BIND) {
             return Err(Error::new("bind_mw", Cause::Denied { what: "MW_BIND" }));
         }
@@ -105,14 +130,14 @@ impl MrBackend for Region {
             .filter(|core| core.domain == self.domain.number)
             .ok_or(Error::new("bind_mw", Cause::Unsupported { what: "a queue pair of another protection domain" }))?;
         let (memory, domain, peer) = (self.memory.clone(), self.domain.number, Some(core.unique));
-        let exposure = Arc::new(Exposure::new(memory, (offset, len), Access::REMOTE_READ, domain, peer));
+        let exposure = Exposure::new(memory, (offset, len), Access::REMOTE_READ, domain, peer);
+        let exposure = Arc::new(match loan {
+            Some(loan) => exposure.lent(loan),
+            None => exposure,
+        });
         let key = self.domain.device.keys.insert("bind_mw", exposure.clone())?;
         let remote = RemoteSlice { address: offset, len, rkey: key };
         Ok(Arc::new(Window { region: self, exposure, remote }))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

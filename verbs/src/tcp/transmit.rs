@@ -1,17 +1,60 @@
 //! The sending half of a stream.
 
 use super::queue_pair::Core;
-use super::state::{Body, HEADERS, Source};
+use super::state::{Body, HEADERS, Local, Source};
 use super::stream::{Socket, Stream};
 use super::sys::Sources;
 use super::wire::{Hello, Trailer};
-use crate::CompletionStatus;
+use crate::memory::{Entry, Lent, Loan};
+use crate::{CompletionStatus, Memory};
 use core::sync::atomic::Ordering;
 use std::io;
 use std::net::TcpStream;
 
 /// What goes out when a key is revoked behind a header that has already promised bytes.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Where the data of one call of the system comes from.
+enum From<'a> {
+    Own(&'a Local),
+    Region(&'a Memory),
+    Loan(Loaned<'a>),
+    Nowhere,
+}
+
+/// Lent bytes, held for one call.
+struct Loaned<'a> {
+    loan: &'a Loan,
+    bytes: Lent<'a>,
+    /// Where they would be in the region.
+    offset: u64,
+}
+
+impl<'a> From<'a> {
+    /// `inside` says whether the memory of an exposure was entered.
+    fn of(source: &'a Source, inside: bool) -> Self {
+        match source {
+            Source::Own(local) => Self::Own(local),
+            Source::Exposed(exposure) if inside => match exposure.loan().map(|(loan, at)| (loan, at, loan.enter())) {
+                Some((loan, offset, Entry::Lent(bytes))) => Self::Loan(Loaned { loan, bytes, offset }),
+                Some((.., Entry::Broken)) => Self::Nowhere,
+                Some((.., Entry::Copied)) | None => Self::Region(exposure.memory()),
+            },
+            Source::Exposed(_) | Source::Revoked => Self::Nowhere,
+        }
+    }
+}
+
+impl Loaned<'_> {
+    fn bytes(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let start = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
+        self.bytes.get(start..start.checked_add(len)?)
+    }
+
+    fn note_taken(&self, bytes: u64) {
+        self.loan.note_taken(bytes);
+    }
+}
 
 /// What is on its way out.
 #[derive(Debug)]
@@ -37,19 +80,23 @@ impl Transmitter {
     }
 
     /// Sends one call's worth, at most `limit` bytes of data; whether the socket took all of it.
-    fn send(&mut self, socket: &TcpStream, limit: usize, source: &Source) -> io::Result<(usize, bool)> {
+    fn send(&mut self, socket: &TcpStream, limit: usize, source: &From<'_>) -> io::Result<(usize, bool)> {
         let mut sources = Sources::new();
         sources.slice(&self.headers[self.sent..]);
         let mut trailer = [0; super::wire::TRAILER];
         if let Some(body) = &self.body {
             let wanted = limit.min(usize::try_from(body.remaining).unwrap_or(usize::MAX));
             let added = match source {
-                Source::Own(local) => local.gather(body.offset, wanted, sources.memory()),
-                Source::Exposed(exposure) => {
-                    let within = sources.memory().memory(exposure.memory(), body.offset, wanted);
+                From::Own(local) => local.gather(body.offset, wanted, sources.memory()),
+                From::Region(memory) => {
+                    let within = sources.memory().memory(memory, body.offset, wanted);
                     if within { wanted } else { 0 }
                 }
-                Source::Revoked => {
+                From::Loan(loan) => {
+                    let bytes = loan.bytes(body.offset, wanted);
+                    if bytes.is_some_and(|bytes| sources.slice(bytes)) { wanted } else { 0 }
+                }
+                From::Nowhere => {
                     let mut added = 0;
                     while added < wanted {
                         let now = ZEROS.len().min(wanted - added);
@@ -62,7 +109,7 @@ impl Transmitter {
                 }
             };
             if let Some(id) = body.answers {
-                let revoked = matches!(source, Source::Revoked);
+                let revoked = matches!(source, From::Nowhere);
                 let status = if revoked { CompletionStatus::RemoteAccess } else { CompletionStatus::Success };
                 trailer = Trailer { status, id }.encode();
                 if added as u64 == body.remaining {
@@ -128,17 +175,22 @@ impl Core {
             if *budget == 0 {
                 return true;
             }
-            let mut source = transmitter.body.as_ref().map_or(Source::Revoked, |body| body.source.clone());
-            // The guard is held for one call alone: between two, a revoked key's memory is free at once (I3).
-            let exposure = if let Source::Exposed(exposure) = &source { Some(exposure.clone()) } else { None };
-            let inside = exposure.as_ref().map(|exposure| exposure.enter());
-            if let (Some(None), Some(body)) = (&inside, &mut transmitter.body) {
+            let source = transmitter.body.as_ref().map_or(Source::Revoked, |body| body.source.clone());
+            // The guards are held for one call alone: between two, the memory of a revoked key is free at once (I3), and
+            // lent bytes are their lender's again.
+            let inside = if let Source::Exposed(exposure) = &source { exposure.enter() } else { None };
+            let from = From::of(&source, inside.is_some());
+            if let (Source::Exposed(_), From::Nowhere, Some(body)) = (&source, &from, &mut transmitter.body) {
                 self.refuse("a remote key that was revoked in the middle of a read");
                 body.source = Source::Revoked;
-                source = Source::Revoked;
             }
-            let is_data = transmitter.body.is_some();
-            let result = transmitter.send(&socket, self.write_size(), &source);
+            let left = |transmitter: &Transmitter| transmitter.body.as_ref().map_or(0, |body| body.remaining);
+            let (is_data, before) = (transmitter.body.is_some(), left(transmitter));
+            let result = transmitter.send(&socket, self.write_size(), &from);
+            if let From::Loan(loan) = &from {
+                loan.note_taken(before - left(transmitter));
+            }
+            drop(from);
             drop(inside);
             match result {
                 Ok((taken, all)) => {

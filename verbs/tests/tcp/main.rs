@@ -5,6 +5,7 @@ mod connecting;
 mod ending;
 mod harness;
 mod hostile;
+mod lending;
 mod processes;
 mod refusals;
 mod transfers;

@@ -5,7 +5,7 @@ use towline_verbs::{Access, Cause, CompletionStatus, Memory, Opcode, QueuePairCa
 
 /// Posts a read or write of 100 bytes and expects it to be refused, everything behind it to flush, and both ends to be in
 /// the error state afterwards.
-fn refused(p: &Pair, opcode: Opcode, remote: RemoteSlice) {
+pub(crate) fn refused(p: &Pair, opcode: Opcode, remote: RemoteSlice) {
     let local = p.a.memory(4096);
     p.a.post(1, opcode, vec![slice(&local, 0, remote.len)], Some(remote));
     p.a.post(2, Opcode::Write, vec![slice(&local, 0, remote.len)], Some(remote));

@@ -1,0 +1,139 @@
+//! Bytes that are put while a consumer waits are read over TCP where they are; they are the caller's again when his put
+//! returns, whatever becomes of the reading.
+
+mod common;
+
+use common::*;
+use std::time::{Duration, Instant};
+use towline::{DType, Endpoint, ErrorKind, Part, Ticket};
+
+const LEN: u64 = 24 * MIB;
+
+/// Puts content that is overwritten as soon as the put returns.
+fn put_and_scribble(producer: &Endpoint, key: &str, seed: u64, consumers: u32) -> Ticket {
+    let mut bytes = Spec::bytes(LEN, seed).parts[0].bytes();
+    let part = Part::bytes("bytes", DType::U8, &[LEN], &bytes);
+    let ticket = producer.put_with(key, [part], &for_consumers(consumers)).unwrap();
+    bytes.fill(0x99);
+    ticket
+}
+
+fn check(payload: &towline::Payload, seed: u64) {
+    assert_eq!(hash(payload.part(0).unwrap().bytes()), hash(&Spec::bytes(LEN, seed).parts[0].bytes()));
+}
+
+#[test]
+fn a_waiting_consumer_gets_what_was_put_and_the_put_gives_the_bytes_back() {
+    let (producer, consumer) = (tcp_endpoint(2 * LEN), tcp_endpoint(2 * LEN));
+    for seed in 0..10 {
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| consumer.get((producer.address(), "key"), LONG).unwrap());
+            producer.wait_for_consumers("key", 1, LONG).unwrap();
+            put_and_scribble(&producer, "key", seed, 1);
+            check(&reading.join().unwrap(), seed);
+        });
+        assert_whole(&producer);
+    }
+}
+
+#[test]
+fn a_put_waits_for_no_reader_that_is_held_up() {
+    let (producer, proxy) = behind_proxy(&Way::Tcp.options().pool(2 * LEN));
+    let consumer = tcp_endpoint(2 * LEN);
+    for seed in 0..3 {
+        proxy.hold_data_after(MIB + 17);
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| consumer.get((proxy.address.to_string(), "key"), LONG).unwrap());
+            producer.wait_for_consumers("key", 1, LONG).unwrap();
+            // It returns though nothing passes any more; what is still to be read is not the caller's.
+            put_and_scribble(&producer, "key", seed, 1);
+            proxy.wait_until_held();
+            assert_eq!(producer.stats().leases, 1, "it is being read");
+            proxy.release();
+            check(&reading.join().unwrap(), seed);
+        });
+        assert_whole(&producer);
+    }
+}
+
+#[test]
+fn what_a_cut_reader_did_not_get_is_there_for_the_next() {
+    let (producer, proxy) = behind_proxy(&Way::Tcp.options().pool(2 * LEN));
+    let consumer = tcp_endpoint(2 * LEN);
+    proxy.hold_data_after(MIB + 17);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| consumer.get((proxy.address.to_string(), "key"), LONG));
+        producer.wait_for_consumers("key", 1, LONG).unwrap();
+        let putting = scope.spawn(|| put_and_scribble(&producer, "key", 1, 1));
+        proxy.wait_until_held();
+        proxy.cut();
+        let ticket = putting.join().unwrap();
+        proxy.release();
+        // The get itself comes again over the next connection.
+        check(&reading.join().unwrap().unwrap(), 1);
+        assert!(matches!(consumer.get(&ticket, LONG).unwrap_err().kind(), ErrorKind::Gone(_)));
+    });
+    assert_whole(&producer);
+    assert_whole(&consumer);
+}
+
+#[test]
+fn readers_over_tcp_and_shared_memory_get_the_same_put() {
+    let producer = Options::default().pool(2 * LEN).paths("shm,tcp").build().unwrap();
+    let (over_tcp, over_shm) = (tcp_endpoint(2 * LEN), Process::start(&Way::Shm.options().pool(2 * LEN)));
+    for seed in 0..5 {
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| over_tcp.get((producer.address(), "key"), LONG).unwrap());
+            let copying = over_shm.begin_get((&producer.address(), "key"), LONG);
+            producer.wait_for_consumers("key", 2, LONG).unwrap();
+            put_and_scribble(&producer, "key", seed, 2);
+            check(&reading.join().unwrap(), seed);
+            Spec::bytes(LEN, seed).check_got(&copying.got().unwrap());
+        });
+        assert_whole(&producer);
+    }
+}
+
+#[test]
+fn a_payload_taken_out_while_it_is_lent_ends_well_for_everybody() {
+    let (producer, proxy) = behind_proxy(&Way::Tcp.options().pool(2 * LEN));
+    let consumer = tcp_endpoint(2 * LEN);
+    proxy.hold_data_after(MIB + 17);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| consumer.get((proxy.address.to_string(), "key"), LONG).unwrap());
+        producer.wait_for_consumers("key", 1, LONG).unwrap();
+        let putting = scope.spawn(|| put_and_scribble(&producer, "key", 1, 1));
+        proxy.wait_until_held();
+        producer.remove_key("key");
+        putting.join().unwrap();
+        proxy.release();
+        check(&reading.join().unwrap(), 1); // readers are not disturbed
+    });
+    assert_whole(&producer);
+}
+
+#[test]
+fn a_close_during_a_lent_put_returns_in_its_time() {
+    let (producer, proxy) = behind_proxy(&Way::Tcp.options().pool(2 * LEN));
+    let consumer = tcp_endpoint(2 * LEN);
+    proxy.hold_data_after(MIB + 17);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| consumer.get((proxy.address.to_string(), "key"), LONG));
+        producer.wait_for_consumers("key", 1, LONG).unwrap();
+        let putting = scope.spawn(|| {
+            let bytes = Spec::bytes(LEN, 1).parts[0].bytes();
+            let _ended_by_the_close = producer.put("key", [Part::bytes("bytes", DType::U8, &[LEN], &bytes)]);
+        });
+        proxy.wait_until_held();
+        let started = Instant::now();
+        let timeout = Duration::from_millis(300);
+        producer.close(timeout);
+        assert!(started.elapsed() < timeout + SLACK);
+        putting.join().unwrap();
+        proxy.release();
+        if let Ok(payload) = reading.join().unwrap() {
+            check(&payload, 1);
+        }
+    });
+    assert_whole(&consumer);
+}
