@@ -32,7 +32,8 @@ impl<'a> Part<'a> {
         Self { name, dtype, shape, data: Data::Buffer(buffer) }
     }
 
-    /// Bytes of the caller's: copied into the pool while whoever waits for them reads behind. May be empty.
+    /// Bytes of the caller's: copied into the pool while whoever waits for them reads behind the copy or in its place. May
+    /// be empty.
     #[must_use]
     pub fn bytes(name: &'a str, dtype: DType, shape: &'a [u64], bytes: &'a [u8]) -> Self {
         Self { name, dtype, shape, data: Data::Bytes(bytes) }

@@ -1,5 +1,6 @@
 //! Bytes that are put while a consumer waits are read over TCP where they are; they are the caller's again when his put
 //! returns, whatever becomes of the reading.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

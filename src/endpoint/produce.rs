@@ -135,7 +135,9 @@ impl Endpoint {
     /// [`put_with`](Self::put_with) says otherwise.
     ///
     /// Parts that are pool buffers are published without a copy. Parts that are bytes are copied into the pool, which
-    /// waits for room as [`alloc`](Self::alloc) does; a consumer that waits already reads behind the copy.
+    /// waits for room as [`alloc`](Self::alloc) does. A consumer that waits already reads behind the copy, and over TCP
+    /// the bytes themselves: then the rest is not copied once it has got them. When this returns nobody reads them any
+    /// more, and it never waits for a consumer.
     ///
     /// # Errors
     /// For keys and parts that are not allowed, and as [`alloc`](Self::alloc). The buffers are given back to the pool.
