@@ -7,6 +7,7 @@ mod common;
 use common::*;
 use std::time::{Duration, Instant};
 use towline::{DType, Endpoint, ErrorKind, Part, Ticket};
+use towline_control::wire::{GetFlags, Outcome, Target};
 
 const LEN: u64 = 24 * MIB;
 
@@ -137,4 +138,29 @@ fn a_close_during_a_lent_put_returns_in_its_time() {
         }
     });
     assert_whole(&consumer);
+}
+
+#[test]
+fn a_reader_that_reads_again_and_again_does_not_keep_a_put_from_returning() {
+    let producer = tcp_endpoint(2 * LEN);
+    let mut consumer = Consumer::connect(&producer.address(), session_config()).open();
+    consumer.ask(Target::Key(b"key"), 0, GetFlags::empty());
+    producer.wait_for_consumers("key", 1, LONG).unwrap();
+    let passes = std::thread::scope(|scope| {
+        let putting = scope.spawn(|| put_and_scribble(&producer, "key", 1, 1));
+        let granted = consumer.hear().unwrap().granted();
+        assert_eq!(granted.watermark, LEN, "all of it can be read at once");
+        let expected = hash(&Spec::bytes(LEN, 1).parts[0].bytes());
+        let mut passes = 0;
+        while !putting.is_finished() {
+            // Nothing leaves but what the thread of the put itself sends: the passes are its own work.
+            assert_eq!(hash(&consumer.read(granted.segments[0]).unwrap()), expected);
+            passes += 1;
+        }
+        putting.join().unwrap();
+        consumer.close(&[(granted.lease, Outcome::Delivered)]);
+        passes
+    });
+    assert!(passes < 12, "{passes} passes for a payload of {} steps", LEN / MIB);
+    assert_whole(&producer);
 }

@@ -19,6 +19,10 @@ use towline_verbs::memory::{self, Loan};
 /// 4 MiB.
 const FILL_STEP: usize = 1 << 20;
 
+/// Bytes that a turn of the loop sends at least for the next turn to come before the next step of the copy: a few packets
+/// of the largest size.
+const LEAST_SENT: u64 = 128 << 10;
+
 const ALLOC: &str = "alloc";
 const PUT: &str = "put";
 
@@ -271,10 +275,12 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Drives as long as lent bytes leave. Whether nobody needs them any more.
+    /// Drives as long as lent bytes leave at some speed, all of them once at most: neither more consumers nor one that reads
+    /// again and again, or little by little, keep a put from its copy. Whether nobody needs the bytes any more.
     fn serve_lent<'a>(&'a self, id: PayloadId, loans: &[Arc<Loan>], hand: &mut Option<Hand<'a>>) -> bool {
         let driver = &self.shared().driver;
         let taken = || loans.iter().map(|loan| loan.taken()).sum::<u64>();
+        let all = loans.iter().map(|loan| loan.len()).sum::<u64>();
         loop {
             let (over, lent) = driver.with(|engine| (engine.is_over(id), engine.is_lent(id)));
             if over || !lent {
@@ -283,7 +289,7 @@ impl Endpoint {
             }
             let before = taken();
             let drove = hand.get_or_insert_with(|| driver.lend_a_hand()).turn();
-            if !drove || taken() == before {
+            if !drove || taken() < (before + LEAST_SENT).min(all) || before >= all {
                 return false;
             }
         }
