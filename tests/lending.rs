@@ -20,6 +20,36 @@ fn put_and_scribble(producer: &Endpoint, key: &str, seed: u64, consumers: u32) -
     ticket
 }
 
+/// A put whose only consumer, which waits for it, is held up a little after the first MiB that it reads.
+struct HeldUp {
+    producer: Endpoint,
+    consumer: Endpoint,
+    proxy: Proxy,
+}
+
+impl HeldUp {
+    fn new() -> Self {
+        let (producer, proxy) = behind_proxy(&Way::Tcp.options().pool(2 * LEN));
+        Self { producer, consumer: tcp_endpoint(2 * LEN), proxy }
+    }
+
+    /// Has `put` put under "key", calls `meanwhile` once the consumer is held up, and then lets it go on. What the get came to.
+    fn run(&self, put: impl FnOnce() + Send, meanwhile: impl FnOnce()) -> towline::Result<towline::Payload> {
+        self.proxy.hold_data_after(MIB + 17);
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| self.consumer.get((self.proxy.address.to_string(), "key"), LONG));
+            self.producer.wait_for_consumers("key", 1, LONG).unwrap();
+            let putting = scope.spawn(put);
+            self.proxy.wait_until_held();
+            meanwhile();
+            // It returns though nothing passes any more; what is still to be read is not the caller's.
+            putting.join().unwrap();
+            self.proxy.release();
+            reading.join().unwrap()
+        })
+    }
+}
+
 fn check(payload: &towline::Payload, seed: u64) {
     assert_eq!(hash(payload.part(0).unwrap().bytes()), hash(&Spec::bytes(LEN, seed).parts[0].bytes()));
 }
@@ -40,43 +70,27 @@ fn a_waiting_consumer_gets_what_was_put_and_the_put_gives_the_bytes_back() {
 
 #[test]
 fn a_put_waits_for_no_reader_that_is_held_up() {
-    let (producer, proxy) = behind_proxy(&Way::Tcp.options().pool(2 * LEN));
-    let consumer = tcp_endpoint(2 * LEN);
+    let held = HeldUp::new();
     for seed in 0..3 {
-        proxy.hold_data_after(MIB + 17);
-        std::thread::scope(|scope| {
-            let reading = scope.spawn(|| consumer.get((proxy.address.to_string(), "key"), LONG).unwrap());
-            producer.wait_for_consumers("key", 1, LONG).unwrap();
-            // It returns though nothing passes any more; what is still to be read is not the caller's.
-            put_and_scribble(&producer, "key", seed, 1);
-            proxy.wait_until_held();
-            assert_eq!(producer.stats().leases, 1, "it is being read");
-            proxy.release();
-            check(&reading.join().unwrap(), seed);
-        });
-        assert_whole(&producer);
+        let put = || {
+            put_and_scribble(&held.producer, "key", seed, 1);
+            assert_eq!(held.producer.stats().leases, 1, "it is being read");
+        };
+        check(&held.run(put, || {}).unwrap(), seed);
+        assert_whole(&held.producer);
     }
 }
 
 #[test]
 fn what_a_cut_reader_did_not_get_is_there_for_the_next() {
-    let (producer, proxy) = behind_proxy(&Way::Tcp.options().pool(2 * LEN));
-    let consumer = tcp_endpoint(2 * LEN);
-    proxy.hold_data_after(MIB + 17);
-    std::thread::scope(|scope| {
-        let reading = scope.spawn(|| consumer.get((proxy.address.to_string(), "key"), LONG));
-        producer.wait_for_consumers("key", 1, LONG).unwrap();
-        let putting = scope.spawn(|| put_and_scribble(&producer, "key", 1, 1));
-        proxy.wait_until_held();
-        proxy.cut();
-        let ticket = putting.join().unwrap();
-        proxy.release();
-        // The get itself comes again over the next connection.
-        check(&reading.join().unwrap().unwrap(), 1);
-        assert!(matches!(consumer.get(&ticket, LONG).unwrap_err().kind(), ErrorKind::Gone(_)));
-    });
-    assert_whole(&producer);
-    assert_whole(&consumer);
+    let held = HeldUp::new();
+    let mut ticket = None;
+    let put = || ticket = Some(put_and_scribble(&held.producer, "key", 1, 1));
+    // The get itself comes again over the next connection.
+    check(&held.run(put, || held.proxy.cut()).unwrap(), 1);
+    assert!(matches!(held.consumer.get(ticket.unwrap(), LONG).unwrap_err().kind(), ErrorKind::Gone(_)));
+    assert_whole(&held.producer);
+    assert_whole(&held.consumer);
 }
 
 #[test]
@@ -98,46 +112,32 @@ fn readers_over_tcp_and_shared_memory_get_the_same_put() {
 
 #[test]
 fn a_payload_taken_out_while_it_is_lent_ends_well_for_everybody() {
-    let (producer, proxy) = behind_proxy(&Way::Tcp.options().pool(2 * LEN));
-    let consumer = tcp_endpoint(2 * LEN);
-    proxy.hold_data_after(MIB + 17);
-    std::thread::scope(|scope| {
-        let reading = scope.spawn(|| consumer.get((proxy.address.to_string(), "key"), LONG).unwrap());
-        producer.wait_for_consumers("key", 1, LONG).unwrap();
-        let putting = scope.spawn(|| put_and_scribble(&producer, "key", 1, 1));
-        proxy.wait_until_held();
-        producer.remove_key("key");
-        putting.join().unwrap();
-        proxy.release();
-        check(&reading.join().unwrap(), 1); // readers are not disturbed
+    let held = HeldUp::new();
+    let put = || drop(put_and_scribble(&held.producer, "key", 1, 1));
+    let got = held.run(put, || {
+        held.producer.remove_key("key");
     });
-    assert_whole(&producer);
+    check(&got.unwrap(), 1); // readers are not disturbed
+    assert_whole(&held.producer);
 }
 
 #[test]
 fn a_close_during_a_lent_put_returns_in_its_time() {
-    let (producer, proxy) = behind_proxy(&Way::Tcp.options().pool(2 * LEN));
-    let consumer = tcp_endpoint(2 * LEN);
-    proxy.hold_data_after(MIB + 17);
-    std::thread::scope(|scope| {
-        let reading = scope.spawn(|| consumer.get((proxy.address.to_string(), "key"), LONG));
-        producer.wait_for_consumers("key", 1, LONG).unwrap();
-        let putting = scope.spawn(|| {
-            let bytes = Spec::bytes(LEN, 1).parts[0].bytes();
-            let _ended_by_the_close = producer.put("key", [Part::bytes("bytes", DType::U8, &[LEN], &bytes)]);
-        });
-        proxy.wait_until_held();
+    let held = HeldUp::new();
+    let put = || {
+        let bytes = Spec::bytes(LEN, 1).parts[0].bytes();
+        let _ended_by_the_close = held.producer.put("key", [Part::bytes("bytes", DType::U8, &[LEN], &bytes)]);
+    };
+    let got = held.run(put, || {
         let started = Instant::now();
         let timeout = Duration::from_millis(300);
-        producer.close(timeout);
+        held.producer.close(timeout);
         assert!(started.elapsed() < timeout + SLACK);
-        putting.join().unwrap();
-        proxy.release();
-        if let Ok(payload) = reading.join().unwrap() {
-            check(&payload, 1);
-        }
     });
-    assert_whole(&consumer);
+    if let Ok(payload) = got {
+        check(&payload, 1);
+    }
+    assert_whole(&held.consumer);
 }
 
 #[test]

@@ -5,8 +5,8 @@
 
 use crate::memory::Loan;
 use crate::{
-    Access, Cause, Completion, Device, DeviceInfo, Error, Memory, MemoryKind, Progress, ProviderKind,
-    QueuePairCapacity, QueuePairState, ReceiveRequest, RemoteSlice, Result, Token, WorkRequest,
+    Access, Completion, Device, DeviceInfo, Error, Memory, MemoryKind, Progress, ProviderKind, QueuePairCapacity,
+    QueuePairState, ReceiveRequest, RemoteSlice, Result, Token, WorkRequest,
 };
 use core::any::Any;
 use core::fmt::Debug;
@@ -84,25 +84,19 @@ pub trait PdBackend: Debug + Send + Sync {
 pub trait MrBackend: Debug + Send + Sync {
     /// See [`MemoryRegion::remote`](crate::MemoryRegion::remote); the range has been checked.
     fn remote(&self, offset: u64, len: u64) -> RemoteSlice;
-    /// See [`MemoryRegion::bind`](crate::MemoryRegion::bind); the range has been checked.
+    /// See [`MemoryRegion::bind`](crate::MemoryRegion::bind); the range has been checked. With a loan, which comes only to
+    /// devices that are [capable](crate::Capabilities::loans) of it, see
+    /// [`MemoryRegion::bind_lent`](crate::MemoryRegion::bind_lent).
     ///
     /// # Errors
     /// As there.
-    fn bind(self: Arc<Self>, queue_pair: &dyn QpBackend, offset: u64, len: u64) -> Result<Arc<dyn MwBackend>>;
-    /// See [`MemoryRegion::bind_lent`](crate::MemoryRegion::bind_lent); the range has been checked. Whoever reads the bytes
-    /// on the peer's behalf can read them where the loan says at that moment: a NIC can't.
-    ///
-    /// # Errors
-    /// As there.
-    fn bind_lent(
+    fn bind(
         self: Arc<Self>,
         queue_pair: &dyn QpBackend,
         offset: u64,
-        loan: Arc<Loan>,
-    ) -> Result<Arc<dyn MwBackend>> {
-        let _unused = (queue_pair, offset, loan);
-        Err(Error::new("bind_mw", Cause::Unsupported { what: "a window to lent bytes" }))
-    }
+        len: u64,
+        loan: Option<Arc<Loan>>,
+    ) -> Result<Arc<dyn MwBackend>>;
     /// For the provider's own downcast, when the region comes back in a work request.
     fn as_any(&self) -> &dyn Any;
 }

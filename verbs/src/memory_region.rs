@@ -32,6 +32,8 @@ pub struct RemoteSlice {
     pub rkey: u64,
 }
 
+const BIND: &str = "bind_mw";
+
 /// Registered memory. Clones are handles of the same region; it is deregistered when the last is gone, and posted work
 /// requests hold one.
 #[derive(Debug, Clone)]
@@ -84,20 +86,32 @@ impl MemoryRegion {
     /// [`Cause::OutOfRange`]; [`Cause::Denied`] without [`Access::MW_BIND`]; [`Cause::Limit`].
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind(&self, queue_pair: &QueuePair, offset: u64, len: u64) -> Result<MemoryWindow> {
-        check_range("bind_mw", offset, len, self.len())?;
-        let backend = self.backend.clone().bind(&*queue_pair.backend, offset, len)?;
-        Ok(MemoryWindow { backend, _region: self.clone() })
+        self.bind_window(queue_pair, offset, len, None)
     }
 
     /// Binds a window to the bytes from `offset` on, as many as `loan` has, as [`bind`](Self::bind) does; but the peer
-    /// reads the lent bytes in their place until those are [copied](Loan::copied). Whoever lends them puts the same bytes
+    /// reads the lent bytes in their place until those are [copied](Loan::copied). Only a device whose own code reads on the
+    /// peer's behalf can look where they are at each moment; a NIC can't. Whoever lends them puts the same bytes
     /// into the region before he says so.
     ///
     /// # Errors
     /// [`Cause::Unsupported`] where [`Capabilities::loans`](crate::Capabilities::loans) is false, and as `bind`.
     pub fn bind_lent(&self, queue_pair: &QueuePair, offset: u64, loan: &Arc<Loan>) -> Result<MemoryWindow> {
-        check_range("bind_mw", offset, loan.len(), self.len())?;
-        let backend = self.backend.clone().bind_lent(&*queue_pair.backend, offset, loan.clone())?;
+        if !self.pd.device().info().capabilities.loans {
+            return Err(Error::new(BIND, Cause::Unsupported { what: "a window to lent bytes" }));
+        }
+        self.bind_window(queue_pair, offset, loan.len(), Some(loan.clone()))
+    }
+
+    fn bind_window(
+        &self,
+        queue_pair: &QueuePair,
+        offset: u64,
+        len: u64,
+        loan: Option<Arc<Loan>>,
+    ) -> Result<MemoryWindow> {
+        check_range(BIND, offset, len, self.len())?;
+        let backend = self.backend.clone().bind(&*queue_pair.backend, offset, len, loan)?;
         Ok(MemoryWindow { backend, _region: self.clone() })
     }
 }

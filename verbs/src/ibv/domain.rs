@@ -5,6 +5,7 @@ use super::device::IbvDevice;
 use super::queue_pair::{Core, Handle, bind};
 use super::{failed, sys};
 use crate::backend::{CqBackend, MrBackend, MwBackend, PdBackend, QpBackend};
+use crate::memory::Loan;
 use crate::{Access, Cause, Error, Memory, QueuePairCapacity, RemoteSlice, Result};
 use core::any::Any;
 use core::fmt;
@@ -118,7 +119,13 @@ impl MrBackend for Region {
         RemoteSlice { address: self.address(offset), len, rkey: self.raw.remote_key().into() }
     }
 
-    fn bind(self: Arc<Self>, queue_pair: &dyn QpBackend, offset: u64, len: u64) -> Result<Arc<dyn MwBackend>> {
+    fn bind(
+        self: Arc<Self>,
+        queue_pair: &dyn QpBackend,
+        offset: u64,
+        len: u64,
+        _loan: Option<Arc<Loan>>,
+    ) -> Result<Arc<dyn MwBackend>> {
         bind(self, queue_pair, offset, len)
     }
 

@@ -5,7 +5,7 @@ use super::device::ShmDevice;
 use super::queue_pair::{Qp, QpHandle};
 use super::{MAX_REGIONS, lock, sys};
 use crate::backend::{CqBackend, MrBackend, MwBackend, PdBackend, QpBackend};
-use crate::memory::SEALS;
+use crate::memory::{Loan, SEALS};
 use crate::{Access, Cause, Error, Memory, QueuePairCapacity, RemoteSlice, Result};
 use core::any::Any;
 use std::collections::HashMap;
@@ -167,7 +167,13 @@ impl MrBackend for Region {
         RemoteSlice { address: offset, len, rkey: self.key }
     }
 
-    fn bind(self: Arc<Self>, _queue_pair: &dyn QpBackend, _offset: u64, _len: u64) -> Result<Arc<dyn MwBackend>> {
+    fn bind(
+        self: Arc<Self>,
+        _queue_pair: &dyn QpBackend,
+        _offset: u64,
+        _len: u64,
+        _loan: Option<Arc<Loan>>,
+    ) -> Result<Arc<dyn MwBackend>> {
         Err(Error::new("bind_mw", Cause::Unsupported { what: "memory windows" }))
     }
 

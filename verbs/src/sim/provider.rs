@@ -269,32 +269,11 @@ impl MrBackend for SimMr {
         RemoteSlice { address: self.base + offset, len, rkey: self.rkey }
     }
 
-    fn bind(self: Arc<Self>, queue_pair: &dyn QpBackend, offset: u64, len: u64) -> Result<Arc<dyn MwBackend>> {
-        self.window(queue_pair, (offset, len), None)
-    }
-
-    fn bind_lent(
+    fn bind(
         self: Arc<Self>,
         queue_pair: &dyn QpBackend,
         offset: u64,
-        loan: Arc<Loan>,
-    ) -> Result<Arc<dyn MwBackend>> {
-        if !self.pd.device.info.capabilities.loans {
-            return Err(Error::new("bind_mw", Cause::Unsupported { what: "a window to lent bytes" }));
-        }
-        self.window(queue_pair, (offset, loan.len()), Some(loan))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-impl SimMr {
-    fn window(
-        self: Arc<Self>,
-        queue_pair: &dyn QpBackend,
-        (offset, len): (u64, u64),
+        len: u64,
         loan: Option<Arc<Loan>>,
     ) -> Result<Arc<dyn MwBackend>> {
         const VERB: &str = "bind_mw";
@@ -329,6 +308,10 @@ impl SimMr {
         })?;
         let remote = RemoteSlice { address: self.base + offset, len, rkey };
         Ok(Arc::new(SimMw { region: self, remote }))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 

@@ -97,29 +97,11 @@ impl MrBackend for Region {
         RemoteSlice { address: offset, len, rkey: self.key }
     }
 
-    fn bind(self: Arc<Self>, queue_pair: &dyn QpBackend, offset: u64, len: u64) -> Result<Arc<dyn MwBackend>> {
-        self.window(queue_pair, (offset, len), None)
-    }
-
-    fn bind_lent(
+    fn bind(
         self: Arc<Self>,
         queue_pair: &dyn QpBackend,
         offset: u64,
-        loan: Arc<Loan>,
-    ) -> Result<Arc<dyn MwBackend>> {
-        self.window(queue_pair, (offset, loan.len()), Some(loan))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-impl Region {
-    fn window(
-        self: Arc<Self>,
-        queue_pair: &dyn QpBackend,
-        (offset, len): (u64, u64),
+        len: u64,
         loan: Option<Arc<Loan>>,
     ) -> Result<Arc<dyn MwBackend>> {
         if !self.access.contains(Access::MW_BIND) {
@@ -138,6 +120,10 @@ impl Region {
         let key = self.domain.device.keys.insert("bind_mw", exposure.clone())?;
         let remote = RemoteSlice { address: offset, len, rkey: key };
         Ok(Arc::new(Window { region: self, exposure, remote }))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 

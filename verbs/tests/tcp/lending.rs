@@ -4,7 +4,7 @@ use crate::harness::*;
 use crate::refusals::refused;
 use std::sync::Arc;
 use towline_verbs::memory::{Loan, lend};
-use towline_verbs::{Cause, CompletionStatus, MemoryRegion, Opcode};
+use towline_verbs::{Cause, CompletionStatus, MemoryRegion, Opcode, QueuePairState};
 
 const LENT: u8 = 0x11;
 const REGION: u8 = 0x22;
@@ -117,7 +117,7 @@ fn the_end_of_a_loan_races_with_threads_that_send() {
                     });
                 });
                 // A different moment in each round.
-                while loans[0].taken() < round * (LEN / 40) {
+                while loans[0].taken() < round * (LEN / 40) && p.b.qp.state() != QueuePairState::Error {
                     std::hint::spin_loop();
                 }
                 if round % 2 == 0 {
