@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Duration;
 use towline_verbs::memory::MemoryBacking;
 use towline_verbs::{Memory, MemoryKind, QueuePair, WorkRequest};
 
@@ -13,6 +15,18 @@ pub(crate) fn boot_clock() -> u64 {
     let status = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
     debug_assert_eq!(status, 0, "CLOCK_BOOTTIME is there since Linux 2.6.39");
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Waits until `fd` is readable, but no longer than `timeout`, or for a shorter time; with the precision of the system's
+/// timers, which is better than a millisecond.
+pub(crate) fn wait_readable(fd: RawFd, timeout: Duration) {
+    let mut fd = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let timeout = libc::timespec {
+        tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    // SAFETY: one entry, which is valid and written to only during the call, as is the timeout read; no signal mask.
+    let _readable = unsafe { libc::ppoll(&raw mut fd, 1, &raw const timeout, std::ptr::null()) };
 }
 
 /// The user that this process acts as: what peers see of a Unix socket made by it.

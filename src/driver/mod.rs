@@ -204,11 +204,12 @@ impl Driver {
 pub(crate) struct Hand<'a>(&'a Core);
 
 impl Hand<'_> {
-    /// One turn of the loop for what there is to do now; `false`, and nothing done, when somebody else is in it.
-    pub(crate) fn turn(&self) -> bool {
+    /// One turn of the loop, which waits no longer than this for something to do; `false`, and nothing done, when somebody
+    /// else is in it.
+    pub(crate) fn turn(&self, at_most: Duration) -> bool {
         let reactor = lock(&self.0.turn).reactor.take();
         let Some(mut reactor) = reactor else { return false };
-        self.0.run(&mut reactor, Some(Duration::ZERO), true);
+        self.0.run(&mut reactor, Some(at_most), true);
         self.0.give_back(reactor);
         true
     }

@@ -1,6 +1,7 @@
 //! The reactor: epoll, and which devices have work. Whoever holds it drives.
 
 use super::net::Readiness;
+use crate::sys;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use std::io;
@@ -60,6 +61,7 @@ impl Reactor {
     /// Waits for events, and sorts them.
     pub(super) fn poll(&mut self, timeout: Duration) {
         self.net.clear();
+        let timeout = self.rest(timeout);
         if self.poll.poll(&mut self.events, Some(timeout)).is_err() {
             return; // interrupted by a signal: the next turn looks again
         }
@@ -80,6 +82,15 @@ impl Reactor {
             };
             self.net.push((token, readiness));
         }
+    }
+
+    /// Waits that are shorter than a millisecond, which is the least that `epoll_wait` knows. What is left to wait.
+    fn rest(&self, timeout: Duration) -> Duration {
+        if timeout.is_zero() || timeout >= Duration::from_millis(1) {
+            return timeout;
+        }
+        sys::wait_readable(self.poll.as_raw_fd(), timeout);
+        Duration::ZERO
     }
 
     pub(super) fn has_net_events(&self) -> bool {

@@ -1,6 +1,7 @@
 //! The endpoint: what applications hold. Any endpoint puts and gets at once, from any number of threads.
 
 mod consume;
+mod fill;
 mod produce;
 
 pub use consume::Origin;
