@@ -1,8 +1,10 @@
 //! How an endpoint is set up.
 
+mod rdma;
+
 use crate::driver::{Driver, Parts};
 use crate::endpoint::{Endpoint, parse_address};
-use crate::engine::{self, Config, Engine, Identity, Limits, Rail, Tick, Times};
+use crate::engine::{self, Config, Engine, Identity, Limits, Rail, Tick, Times, WithoutRdma};
 use crate::pool::Pool;
 use crate::{Error, ErrorKind, Path, Paths, Result};
 use crate::{HugePages, Secret, sys};
@@ -13,6 +15,7 @@ use towline_control::address::{Address, UnixName};
 use towline_control::preface::{Preface, Purpose};
 use towline_control::socket::{self, Listener, SocketError, SocketName};
 use towline_control::wire::MIN_MAX_FRAME;
+use towline_verbs::ibv::PortName;
 use towline_verbs::shm::{ShmConfig, ShmProvider};
 use towline_verbs::tcp::{TcpConfig, TcpProvider, prepare_listener};
 use towline_verbs::{Device, Memory, Provider};
@@ -46,6 +49,7 @@ pub struct Builder {
     granule: u64,
     huge_pages: HugePages,
     paths: Paths,
+    rdma_devices: Vec<String>,
     secret: Option<Secret>,
     insecure: bool,
     limits: Limits,
@@ -62,6 +66,7 @@ impl Default for Builder {
             granule: 4096,
             huge_pages: HugePages::Off,
             paths: Paths::ALL,
+            rdma_devices: Vec::new(),
             secret: None,
             insecure: false,
             limits: Limits::default(),
@@ -135,6 +140,16 @@ impl Builder {
         self
     }
 
+    /// An RDMA device to use, and its port and address if that matters: `NAME`, `NAME:PORT` or `NAME:PORT:GID_INDEX`, as
+    /// `towline devices` lists them (`mlx5_0`, `mlx5_0:1:3`). May be called up to 16 times; the first is preferred. A device
+    /// that is named and can't be used is an error. Default: every device that can be used, in the system's order; of
+    /// each the first active port; on Ethernet the address of RoCE v2 and IPv4, if there is one.
+    #[must_use]
+    pub fn rdma_device(mut self, port: impl Into<String>) -> Self {
+        self.rdma_devices.push(port.into());
+        self
+    }
+
     /// A secret that peers must share: control connections are authenticated and encrypted with it.
     #[must_use]
     pub fn secret(mut self, secret: Secret) -> Self {
@@ -191,7 +206,8 @@ impl Builder {
     ///
     /// # Errors
     /// [`ErrorKind::BadOption`], [`ErrorKind::AddressMalformed`], [`ErrorKind::Insecure`]; [`ErrorKind::Os`] for an
-    /// address that can't be listened at, [`ErrorKind::Verbs`] for memory that the machine does not have.
+    /// address that can't be listened at, [`ErrorKind::Verbs`] for memory that the machine does not have;
+    /// [`ErrorKind::NoRdma`] where RDMA alone is allowed, or a device is named, and this machine has none.
     pub fn build(self) -> Result<Endpoint> {
         let bad = |option, why: String| Err(Error::new(BUILD, ErrorKind::BadOption { option, why }));
         if self.pool_size == 0 {
@@ -235,10 +251,10 @@ impl Builder {
         let in_what = if self.huge_pages == HugePages::Require { " in huge pages" } else { "" };
         let memory = Memory::shared(self.pool_size, self.huge_pages)
             .map_err(|error| verbs(error).about(format!("`pool_size` of {} bytes{in_what}", self.pool_size)))?;
-        let rails = self.rails(&memory, &advertised, &unix_name)?;
-        if rails.is_empty() {
-            return bad("allow_paths", format!("of {} none is in this build", self.paths));
-        }
+        let mut rails: Vec<Rail> = self.rails_of_this_host(&memory, &unix_name)?.into_iter().collect();
+        let Rdma { rails: rdma, without: without_rdma } = self.rdma(&memory)?;
+        rails.extend(rdma);
+        rails.extend(self.rail_over_tcp(&memory, &advertised)?);
         let wants_unix = rails.iter().any(|rail| rail.path == Path::Shm);
         if wants_unix {
             let name = UnixName::new(&unix_name)
@@ -255,6 +271,7 @@ impl Builder {
         let config = Config {
             identity,
             paths: self.paths,
+            without_rdma,
             secret: self.secret,
             insecure: self.insecure,
             limits: self.limits,
@@ -310,27 +327,62 @@ impl Builder {
         self.advertise.iter().map(|text| parse_address(BUILD, text).map(|address| with_port(address, port))).collect()
     }
 
-    fn rails(&self, memory: &Memory, advertised: &[Address], unix_name: &[u8]) -> Result<Vec<Rail>> {
-        let mut rails = Vec::new();
-        if self.paths.allow(Path::Shm) || self.paths.allow(Path::Direct) {
-            let provider = ShmProvider::new(ShmConfig::new(unix_name, preface)).map_err(verbs)?;
-            let device = open_first(&provider).map_err(verbs)?;
-            rails.push(Rail::new(Path::Shm, device, memory).map_err(verbs)?);
+    fn rails_of_this_host(&self, memory: &Memory, unix_name: &[u8]) -> Result<Option<Rail>> {
+        if !self.paths.allow(Path::Shm) && !self.paths.allow(Path::Direct) {
+            return Ok(None);
         }
-        if self.paths.allow(Path::Tcp) {
-            let mut addresses = Vec::new();
-            for address in advertised {
-                addresses.extend(resolve(BUILD, address)?);
-            }
-            let mut config = TcpConfig::new(addresses, Arc::new(preface));
-            // As for control connections: where nobody proves who he is, only this host.
-            config.loopback_only = self.secret.is_none() && !self.insecure;
-            let provider = TcpProvider::new(config).map_err(verbs)?;
-            let device = open_first(&provider).map_err(verbs)?;
-            rails.push(Rail::new(Path::Tcp, device, memory).map_err(verbs)?);
-        }
-        Ok(rails)
+        let provider = ShmProvider::new(ShmConfig::new(unix_name, preface)).map_err(verbs)?;
+        let device = open_first(&provider).map_err(verbs)?;
+        Rail::new(Path::Shm, device, memory).map(Some).map_err(verbs)
     }
+
+    fn rail_over_tcp(&self, memory: &Memory, advertised: &[Address]) -> Result<Option<Rail>> {
+        if !self.paths.allow(Path::Tcp) {
+            return Ok(None);
+        }
+        let mut addresses = Vec::new();
+        for address in advertised {
+            addresses.extend(resolve(BUILD, address)?);
+        }
+        let mut config = TcpConfig::new(addresses, Arc::new(preface));
+        // As for control connections: where nobody proves who he is, only this host.
+        config.loopback_only = self.secret.is_none() && !self.insecure;
+        let provider = TcpProvider::new(config).map_err(verbs)?;
+        let device = open_first(&provider).map_err(verbs)?;
+        Rail::new(Path::Tcp, device, memory).map(Some).map_err(verbs)
+    }
+
+    /// The RDMA devices that are named, or those that there are. Where another path is allowed and none is named, there may
+    /// be none.
+    fn rdma(&self, memory: &Memory) -> Result<Rdma> {
+        if !self.paths.allow(Path::Rdma) {
+            return match self.rdma_devices.first() {
+                None => Ok(Rdma::default()),
+                Some(name) => {
+                    let why = format!("`{name}` is named, and the path rdma is not allowed");
+                    Err(Error::new(BUILD, ErrorKind::BadOption { option: "rdma_device", why }))
+                }
+            };
+        }
+        let names = self.rdma_devices.iter().map(|text| {
+            let refused = |why| ErrorKind::BadOption { option: "rdma_device", why: format!("`{text}`: {why}") };
+            text.parse::<PortName>().map_err(|why| Error::new(BUILD, refused(why)))
+        });
+        let names = names.collect::<Result<Vec<_>>>()?;
+        let needed = !names.is_empty() || self.paths == Paths::only(Path::Rdma);
+        match rdma::open(names, memory) {
+            Ok(rails) => Ok(Rdma { rails, without: None }),
+            Err(error) if needed => Err(error),
+            Err(error) => Ok(Rdma { rails: Vec::new(), without: Some(rdma::note(&error)) }),
+        }
+    }
+}
+
+/// What there is of RDMA.
+#[derive(Debug, Default)]
+struct Rdma {
+    rails: Vec<Rail>,
+    without: Option<WithoutRdma>,
 }
 
 /// What a data connection to an endpoint begins with.

@@ -15,8 +15,8 @@
 //! - A payload is for one consumer, and is kept for five minutes after its last use; [`PutOptions`] says otherwise.
 //!
 //! How the bytes travel is chosen for each pair of endpoints, and each [`TransferInfo`] says which [`Path`] it was and
-//! why: memory shared within a host (`shm`, and `direct` within one process) or TCP. [`Builder::allow_paths`] limits the
-//! choice; what is not allowed is an error, never a silent fallback.
+//! why: memory shared within a host (`shm`, and `direct` within one process), RDMA where both ends have devices, or TCP.
+//! [`Builder::allow_paths`] limits the choice; what is not allowed is an error, never a silent fallback.
 //!
 //! Without further options an endpoint is for its own host. Beyond it, peers share a [`Secret`], or an endpoint is built
 //! [`insecure`](Builder::insecure) by name.
@@ -96,6 +96,7 @@ pub use payload::{Part, PartRef, Payload, TransferInfo, View, ViewPart};
 pub use pool::Buffer;
 pub use ticket::{TICKET_PREFIX, Ticket};
 pub use towline_control::session::{Secret, SecretError};
+pub use towline_verbs::ibv::Missing;
 pub use towline_verbs::memory::HugePages;
 
 /// The README's example is a test.

@@ -48,6 +48,7 @@ fn end(fabric: &SimFabric, node: u32, limits: &Limits) -> End {
     let config = Config {
         identity,
         paths: Default::default(),
+        without_rdma: None,
         secret: None,
         insecure: true,
         limits: limits.clone(),

@@ -319,8 +319,17 @@ fn errors_name_key_peer_part_and_option_once() {
     assert_names(&error, &["`localhost` is not an address", "HOST:PORT", "@NAME"]);
     let error = Endpoint::builder().bind("198.51.100.7:0").insecure().build().unwrap_err();
     assert_names(&error, &["build: `bind` to 198.51.100.7:0", "listen", "bind to an address that this machine has"]);
-    let error = Endpoint::builder().allow_paths(Paths::only(towline::Path::Rdma)).build().unwrap_err();
-    assert_names(&error, &["`allow_paths`", "rdma", "`Path::Tcp`"]);
+    let rdma = Endpoint::builder().allow_paths(Paths::only(towline::Path::Rdma));
+    let error = rdma.rdma_device("no such device").build().unwrap_err();
+    match error.kind() {
+        ErrorKind::NoRdma { .. } => assert_names(&error, &["no RDMA on this machine", "`Builder::allow_paths`"]),
+        _ => assert_names(&error, &["`no such device` is not here", "`towline devices`"]),
+    }
+    let error =
+        Endpoint::builder().allow_paths(Paths::only(towline::Path::Tcp)).rdma_device("a:1").build().unwrap_err();
+    assert_names(&error, &["option `rdma_device`", "`a:1`", "not allowed"]);
+    let error = Endpoint::builder().rdma_device("a:0").build().unwrap_err();
+    assert_names(&error, &["option `rdma_device`", "`a:0`: a port is 1 to 255", "NAME:PORT:GID_INDEX"]);
     let error = Endpoint::builder().bind("192.0.2.1:9").build().unwrap_err();
     assert_names(&error, &["192.0.2.1:9", "`insecure`"]);
 }

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use std::time::Instant;
-use towline::{Endpoint, ErrorKind, Path, Paths, PutOptions, Ticket};
+use towline::{Endpoint, ErrorKind, Missing, Path, Paths, PutOptions, Ticket};
 
 // Choice.
 
@@ -99,8 +99,26 @@ fn direct_alone_does_not_lead_out_of_the_process_and_shm_alone_not_within() {
 
 #[test]
 fn allowed_paths_that_this_machine_does_not_have_are_told_when_building() {
-    let error = Endpoint::builder().pool_size(MIB).allow_paths(Paths::only(Path::Rdma)).build().unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::BadOption { option: "allow_paths", .. }), "{error}");
+    let rdma = |paths| Endpoint::builder().pool_size(MIB).allow_paths(paths);
+    let error = match rdma(Paths::only(Path::Rdma)).build() {
+        Ok(_) => return eprintln!("this machine has RDMA"),
+        Err(error) => error,
+    };
+    match error.kind() {
+        ErrorKind::NoRdma { missing, why } => {
+            let word = match missing {
+                Missing::Library => "libibverbs.so.1",
+                Missing::KernelSupport => "kernel",
+                _ => "device",
+            };
+            assert!(why.contains(word), "{error}");
+        }
+        ErrorKind::Verbs(_) => {} // there is a device, which can't be used
+        _ => panic!("{error}"),
+    }
+    assert_tells(&error, "build");
+    // Where another path is allowed, that is no error.
+    rdma(Paths::only(Path::Rdma).and(Path::Tcp)).build().unwrap();
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::args::Path;
 use std::io::Write;
 use std::sync::Arc;
 use towline_verbs::Provider;
-use towline_verbs::ibv::IbvProvider;
+use towline_verbs::ibv::{IbvProvider, PortInfo};
 use towline_verbs::shm::{ShmConfig, ShmProvider};
 use towline_verbs::tcp::{TcpConfig, TcpProvider};
 
@@ -36,7 +36,10 @@ pub(crate) fn missing(path: Path) -> Option<String> {
         Path::Auto => None,
         Path::Shm => shm().err(),
         Path::Tcp => tcp().err(),
-        Path::Rdma => rdma().err(),
+        Path::Rdma => match rdma().into_iter().find(|port| port.is_ok()) {
+            Some(_usable) => None,
+            None => rdma().into_iter().find_map(Result::err),
+        },
     }
 }
 
@@ -50,16 +53,17 @@ pub(crate) fn missing_gpu() -> String {
 
 /// The paths that are available here.
 pub(crate) fn transports() -> Vec<String> {
-    entries().into_iter().filter(|e| e.state.is_ok() && e.path != "gpu").map(|e| e.path.to_string()).collect()
+    let here = entries().into_iter().filter(|e| e.state.is_ok() && e.path != "gpu");
+    let mut paths: Vec<String> = here.map(|e| e.path.to_string()).collect();
+    paths.dedup(); // of RDMA there is an entry for each port
+    paths
 }
 
 fn entries() -> Vec<Entry> {
-    vec![
-        Entry { path: "shm", state: shm() },
-        Entry { path: "tcp", state: tcp() },
-        Entry { path: "rdma", state: rdma() },
-        Entry { path: "gpu", state: Err(missing_gpu()) },
-    ]
+    let mut entries = vec![Entry { path: "shm", state: shm() }, Entry { path: "tcp", state: tcp() }];
+    entries.extend(rdma().into_iter().map(|state| Entry { path: "rdma", state }));
+    entries.push(Entry { path: "gpu", state: Err(missing_gpu()) });
+    entries
 }
 
 fn shm() -> Result<String, String> {
@@ -86,13 +90,13 @@ fn list(provider: &dyn Provider) -> Result<String, String> {
     Ok(lines.join("; "))
 }
 
-fn rdma() -> Result<String, String> {
-    let devices = IbvProvider::new().map_err(|e| e.to_string()).and_then(|provider| list(&provider));
-    let here = match devices {
-        Ok(devices) => format!("here: {devices}"),
-        Err(reason) => format!("here: {reason}"),
-    };
-    Err(format!("not in this build, whose endpoints do not use the libibverbs provider yet ({here})"))
+/// Each port of each device, usable or not; or what is missing.
+fn rdma() -> Vec<Result<String, String>> {
+    let line = |port: &PortInfo| if port.usable.is_ok() { Ok(port.to_string()) } else { Err(port.to_string()) };
+    match IbvProvider::survey() {
+        Ok(ports) => ports.iter().map(line).collect(),
+        Err(absence) => vec![Err(absence.to_string())],
+    }
 }
 
 /// Where the dynamic loader would find `name`, as far as the usual folders go.
@@ -117,13 +121,17 @@ mod tests {
 
     #[test]
     fn this_machine_has_shared_memory_and_tcp() {
-        assert_eq!(transports(), ["shm", "tcp"]);
+        let transports = transports();
+        assert_eq!(transports[..2], ["shm", "tcp"]);
+        assert_eq!(transports.get(2).is_some_and(|path| path == "rdma"), missing(Path::Rdma).is_none());
         assert_eq!((missing(Path::Shm), missing(Path::Tcp), missing(Path::Auto)), (None, None, None));
     }
 
     #[test]
     fn what_is_missing_has_a_reason() {
-        assert!(missing(Path::Rdma).unwrap().contains("libibverbs"));
+        if let Some(reason) = missing(Path::Rdma) {
+            assert!(["libibverbs.so.1", "not usable"].iter().any(|word| reason.contains(word)), "{reason}");
+        }
         assert!(missing_gpu().contains("libcuda.so.1"));
         assert_eq!(find_library("libnothing-of-the-sort.so.9"), None);
     }

@@ -55,6 +55,15 @@ pub(crate) fn cpu_seconds() -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
+/// Posts reads into memory that nobody looks at: the limit of RDMA moves bytes for their time alone.
+pub(crate) fn post_reads(
+    queue_pair: &towline_verbs::QueuePair,
+    requests: Vec<towline_verbs::WorkRequest>,
+) -> towline_verbs::Result<()> {
+    // SAFETY: the reads fill memory of `limits::rdma::End`, of which no slice is ever made.
+    unsafe { queue_pair.post_send(requests) }
+}
+
 /// Which of the cores that this thread may run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Core {

@@ -2,12 +2,12 @@
 
 use super::end::Failure;
 use super::link::{Link, LinkId, Peer, State, Transport, provider_code};
-use super::{Action, Engine, Tick, Timer};
+use super::{Action, Engine, Rail, Tick, Timer};
 use crate::{ErrorKind, Path, Paths};
 use std::collections::VecDeque;
 use towline_control::session::Role;
 use towline_control::wire::{self, Frame, QueuePairCode, QueuePairRefuse};
-use towline_verbs::{QueuePair, QueuePairCapacity, QueuePairState};
+use towline_verbs::{QueuePair, QueuePairState};
 
 /// How long the last words of a peer whose queue pair failed are waited for.
 const LAST_WORDS: Tick = 30_000_000;
@@ -44,10 +44,11 @@ impl Engine {
     pub(super) fn agree(&mut self, id: LinkId) {
         let Some(link) = self.links.get(&id) else { return };
         let mut candidates = VecDeque::new();
-        let mut notes = Vec::new();
+        let mut notes: Vec<String> = Vec::new();
         for rail in 0..self.rails.len() {
             match self.path_over(rail, link) {
                 Ok(_) => candidates.push_back(rail),
+                Err(note) if notes.contains(&note) => {} // of another device of that path
                 Err(note) => notes.push(note),
             }
         }
@@ -94,9 +95,10 @@ impl Engine {
                     return;
                 }
                 Err(error) => {
-                    let text = format!("not {}: {error}", self.rails[rail].path);
+                    let text = format!("not {}: {error}", self.rails[rail].name());
                     if let Some(link) = self.links.get_mut(&id) {
                         link.note(&text);
+                        link.fell_back = true;
                     }
                 }
             }
@@ -116,11 +118,25 @@ impl Engine {
         true
     }
 
-    fn create_queue_pair(&self, rail: usize) -> towline_verbs::Result<QueuePair> {
-        let rail = &self.rails[rail];
-        let most = rail.device.info().capabilities.max_send_wr;
-        let capacity = QueuePairCapacity { max_send_wr: self.config.limits.send_queue.min(most), max_recv_wr: 1 };
-        rail.pd.create_qp(&rail.cq, &rail.cq, capacity)
+    fn create_queue_pair(&mut self, rail: usize) -> towline_verbs::Result<QueuePair> {
+        self.rails[rail].create_queue_pair(self.config.limits.send_queue)
+    }
+
+    /// The rail for a queue pair that a peer offers: of the devices of its provider the one that is nearest to it, the
+    /// first of several.
+    fn rail_for(&self, provider: u8, address: &[u8]) -> Option<usize> {
+        let of_provider = |(_, rail): &(usize, &Rail)| provider_code(rail.path) == provider;
+        let rails: Vec<(usize, &Rail)> = self.rails.iter().enumerate().filter(of_provider).collect();
+        let near = rails.iter().filter_map(|(at, rail)| Some((*at, rail.device.closeness(address)?)));
+        // One that can't be connected says best itself why not.
+        near.rev().max_by_key(|(_, closeness)| *closeness).or(Some((rails.first()?.0, 0))).map(|(at, _)| at)
+    }
+
+    /// Why a queue pair of a path is refused that this endpoint has no rail of.
+    fn no_provider(&self, provider: u8) -> (QueuePairCode, String) {
+        let without = self.config.without_rdma.as_ref().filter(|_| provider == provider_code(Path::Rdma));
+        let why = without.map_or_else(String::new, |without| format!(": {}", without.why));
+        (QueuePairCode::NoProvider, format!("it does not have this path{why}"))
     }
 
     pub(super) fn queue_pair_offered(&mut self, id: LinkId, connection: u32, provider: u8, address: &[u8]) {
@@ -128,19 +144,21 @@ impl Engine {
         if link.role != Role::Responder || connection <= link.offered {
             return; // a late or repeated offer (I11)
         }
-        let rail = self.rails.iter().position(|rail| provider_code(rail.path) == provider);
-        let verdict = match rail {
-            None => Err((QueuePairCode::NoProvider, "the peer does not have this path".to_owned())),
-            Some(rail) => match self.path_over(rail, link) {
+        let rail = self.rail_for(provider, address);
+        let path = rail.map(|rail| self.path_over(rail, link));
+        let verdict = match (rail, path) {
+            (Some(rail), Some(path)) => match path {
                 Err(note) => Err((QueuePairCode::NotAllowed, note)),
                 Ok(path) => self
                     .create_queue_pair(rail)
                     .and_then(|queue_pair| queue_pair.connect(address, false).map(|()| (rail, path, queue_pair)))
                     .map_err(|error| (QueuePairCode::Failed, error.to_string())),
             },
+            _ => Err(self.no_provider(provider)),
         };
-        self.leave_queue_pair(id);
+        let had_one = self.leave_queue_pair(id);
         let Some(link) = self.links.get_mut(&id) else { return };
+        link.fell_back |= had_one;
         link.offered = connection;
         link.proven = false;
         match verdict {
@@ -163,6 +181,7 @@ impl Engine {
             }
             Err((code, text)) => {
                 link.state = State::Agreeing;
+                link.fell_back |= code != QueuePairCode::NotAllowed;
                 self.send(
                     id,
                     &Frame::QueuePairRefuse(QueuePairRefuse {
@@ -186,24 +205,29 @@ impl Engine {
         let path = self.path_over(rail, link);
         let same_host = link.peer.as_ref().is_some_and(|peer| peer.boot == self.config.identity.boot);
         let has_shm = self.rails.iter().any(|rail| provider_code(rail.path) == 1);
+        let without_rdma = self.config.without_rdma.clone();
         let Some(link) = self.links.get_mut(&id) else { return };
         let Some(queue_pair) = &link.queue_pair else { return };
         match (queue_pair.connect(address, true), path) {
             (Ok(()), Ok(path)) => {
                 link.path = path;
-                let why = match path {
-                    Path::Direct => "both endpoints are in one process",
-                    Path::Shm => "same host: the boot ids agree and a Unix socket reaches the peer",
-                    Path::Rdma => "RDMA devices at both ends",
-                    Path::Tcp if !same_host => "the peer is on another host, and no RDMA device is in use",
-                    Path::Tcp if !has_shm => "same host, but shared memory is not allowed here",
-                    Path::Tcp => "same host, without shared memory",
+                let mut why = match path {
+                    Path::Direct => "both endpoints are in one process".to_owned(),
+                    Path::Shm => "same host: the boot ids agree and a Unix socket reaches the peer".to_owned(),
+                    Path::Rdma => format!("RDMA devices at both ends, {} here", self.rails[rail].device.info().name),
+                    Path::Tcp if !same_host => "the peer is on another host, and no RDMA device is in use".to_owned(),
+                    Path::Tcp if !has_shm => "same host, but shared memory is not allowed here".to_owned(),
+                    Path::Tcp => "same host, without shared memory".to_owned(),
                 };
-                link.reason = if link.reason.is_empty() { why.to_owned() } else { format!("{why}; {}", link.reason) };
+                if let (Path::Tcp, Some(without)) = (path, without_rdma) {
+                    why = format!("{why} (not rdma: {})", without.why);
+                    link.fell_back |= without.has_device;
+                }
+                link.reason = if link.reason.is_empty() { why } else { format!("{why}; {}", link.reason) };
                 self.opened(id);
             }
             (Err(error), _) => {
-                let text = format!("not {}: {error}", self.rails[rail].path);
+                let text = format!("not {}: {error}", self.rails[rail].name());
                 link.note(&text);
                 self.offer_next(id);
             }

@@ -12,6 +12,8 @@ pub struct Config {
     pub identity: Identity,
     /// The paths it may use.
     pub paths: Paths,
+    /// Why RDMA, which it may use, is not among its rails.
+    pub without_rdma: Option<WithoutRdma>,
     /// Peers must have the same.
     pub secret: Option<Secret>,
     /// Whether peers beyond this host are met without a secret.
@@ -20,6 +22,15 @@ pub struct Config {
     pub limits: Limits,
     /// Times.
     pub times: Times,
+}
+
+/// Why an endpoint that may use RDMA has no rail of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WithoutRdma {
+    /// The reason, in words.
+    pub why: String,
+    /// Whether there is a device: then another path is not the first choice, and its bytes are counted (I6).
+    pub has_device: bool,
 }
 
 /// Who this endpoint is.

@@ -89,6 +89,9 @@ impl Engine {
             }
         }
         self.fence_grants_of(&link);
+        if self.fetches.values().any(|fetch| fetch.link == id) {
+            self.look_again();
+        }
         if link.watched && !self.has_grants(id) {
             self.actions.push_back(Action::UnwatchProcess(id));
         }

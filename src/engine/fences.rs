@@ -1,5 +1,6 @@
 //! The ends of grants: by the reader's word, by time, by the end of its link or process; each after its fence (I3).
 
+use super::end::Failure;
 use super::grants::Exposure;
 use super::link::{Link, LinkId};
 use super::payloads::PayloadId;
@@ -66,6 +67,12 @@ impl Engine {
         } else if matches!(grant.exposure, Exposure::Mapped) {
             // Time is no fence for a mapping: the reader's word or the end of its process is awaited.
             grant.fencing = true;
+        } else if let (Exposure::Region(_), link) = (&grant.exposure, grant.link) {
+            // Only the end of the queue pair takes a region's key back. What else uses it goes on over another link.
+            self.fail_link(link, &Failure::Renewed("a lease ran out, which ends with its queue pair alone".to_owned()));
+            if self.grants.get(&lease).is_some_and(|grant| !grant.fencing) {
+                self.start_fence(lease);
+            }
         } else {
             self.start_fence(lease);
         }
@@ -130,7 +137,14 @@ impl Engine {
         };
         if fenced {
             self.end_grant(lease);
-        } else if !self.fences_timer {
+        } else {
+            self.look_again();
+        }
+    }
+
+    /// Has fences looked at a moment later.
+    pub(super) fn look_again(&mut self) {
+        if !self.fences_timer {
             self.fences_timer = true;
             self.timers.set(self.now + self.config.times.fence_poll, Timer::Fences);
         }
@@ -146,6 +160,9 @@ impl Engine {
             .collect();
         for lease in waiting {
             self.start_fence(lease);
+        }
+        if self.fence_orphaned_fetches() {
+            self.look_again();
         }
     }
 

@@ -37,7 +37,7 @@ struct Piece {
 pub(super) struct Fetch {
     id: TransferId,
     operation: OperationId,
-    link: LinkId,
+    pub(super) link: LinkId,
     held: HeldLease,
     /// For whom its destination is counted while it is in quarantine.
     account: Option<Account>,
@@ -155,7 +155,7 @@ impl Engine {
                 _ => pieces.push(piece),
             }
         }
-        let capabilities = rail.device.info().capabilities;
+        let chunk = rail.device.info().capabilities.preferred_chunk.clamp(1, queue_pair.max_message_size().max(1));
         let fetch = Fetch {
             id,
             operation,
@@ -169,7 +169,7 @@ impl Engine {
             region,
             pieces,
             cursor: (0, 0),
-            chunk: capabilities.preferred_chunk.clamp(1, capabilities.max_message_size),
+            chunk,
             chunks: 0,
             watermark: leased.watermark,
             done: 0,
@@ -439,6 +439,17 @@ impl Engine {
         let link = fetch.link;
         fetch.queue_pair.to_error();
         self.fail_link(link, &Failure::Renewed("reads that a deadline overtook had to be stopped".to_owned()));
+    }
+
+    /// Asks for the fence of reads whose link is gone; whether any is still awaited. Their flushes usually come by
+    /// themselves: a device that makes none is made to let go (I3).
+    pub(super) fn fence_orphaned_fetches(&self) -> bool {
+        let mut any = false;
+        for fetch in self.fetches.values().filter(|fetch| !self.links.contains_key(&fetch.link)) {
+            any = true;
+            let _its_flushes_say_so = fetch.queue_pair.is_fenced();
+        }
+        any
     }
 
     pub(super) fn raise_fetch(&mut self, link: LinkId, lease: u64, watermark: u64) {

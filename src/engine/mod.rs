@@ -39,7 +39,7 @@ mod trust;
 mod waiting;
 
 pub use crate::options::{Limits, PutOptions};
-pub use config::{Config, Identity, Times};
+pub use config::{Config, Identity, Times, WithoutRdma};
 pub use gets::{Delivery, GetRequest, HeldLease, OwnBytes, Source, Storage, unix_name_of};
 pub use link::{LinkId, Transport};
 pub use payloads::{NewPart, PayloadId};
@@ -270,7 +270,7 @@ impl Engine {
     /// Asks the completion queues to raise an event for the next completion.
     pub fn arm(&self) {
         for rail in &self.rails {
-            rail.cq.arm();
+            rail.arm();
         }
     }
 
@@ -367,7 +367,7 @@ impl Engine {
         const ROOM: usize = 256;
         let mut taken = Vec::new();
         for (rail, objects) in self.rails.iter().enumerate() {
-            while objects.cq.poll(&mut taken, ROOM) > 0 {
+            while objects.poll(&mut taken, ROOM) {
                 self.completions.extend(taken.drain(..).map(|completion| (rail, completion)));
             }
         }

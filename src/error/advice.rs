@@ -64,6 +64,7 @@ impl ErrorKind {
             Self::Closed => "build a new endpoint",
             Self::Forked => "build an endpoint in the child process",
             Self::Insecure { .. } => "set a `secret`, use loopback, or allow it by name with `insecure`",
+            Self::NoRdma { .. } => "install or load what is missing, or allow another path with `Builder::allow_paths`",
             Self::BadOption { option, .. } => bad_option(option),
             Self::Os { errno, .. } => system(*errno),
             Self::Type(error) => error.way_out(),
@@ -71,6 +72,9 @@ impl ErrorKind {
                 Cause::Os { errno, .. } => system(errno),
                 Cause::Limit { what: "free huge pages", .. } => {
                     "give the machine more of them (`vm.nr_hugepages`), or build with `HugePages::Try`"
+                }
+                Cause::Limit { what: "memlock (ulimit -l)", .. } => {
+                    "raise the limit of locked memory (`ulimit -l`), or build the endpoint with a smaller `pool_size`"
                 }
                 Cause::Limit { .. } => "wait until operations have ended, or raise that limit",
                 Cause::Disconnected => "look at why the peer ended or the network broke, then try again",
@@ -102,6 +106,7 @@ fn bad_option(option: &str) -> &'static str {
         "pool_size" => "give one byte at least",
         "granule" => "give a power of two from 64 to 2,097,152 bytes that is no larger than the pool",
         "allow_paths" => "allow `Path::Shm`, `Path::Tcp` or `Paths::ALL`",
+        "rdma_device" => "write NAME, NAME:PORT or NAME:PORT:GID_INDEX as `towline devices` lists them",
         "lease" => "make the lease longer than twice the drift margin",
         "limits.key" => "give 1 to 1024 bytes",
         "limits.backlog" => "give 8 KiB at least",

@@ -4,6 +4,7 @@ use super::printable;
 use crate::Path;
 use crate::element::TypeError;
 use core::fmt;
+use towline_verbs::ibv::Missing;
 
 /// Why an operation failed, what can be done, and whether the same call can succeed later without a change by the caller
 /// ([`can_retry`](Self::can_retry)).
@@ -236,6 +237,16 @@ pub enum ErrorKind {
         /// The address.
         address: String,
     },
+    /// This machine has no RDMA, and the options of the endpoint ask for it: it is the only path allowed, or a device is
+    /// named.
+    ///
+    /// Way out: install or load what is missing, or allow another path with `Builder::allow_paths`. Retry: no.
+    NoRdma {
+        /// What is missing.
+        missing: Missing,
+        /// What was found instead, and what provides it.
+        why: String,
+    },
     /// An option that can't be used.
     ///
     /// Way out: by the option: the text says what it may be. Retry: no.
@@ -364,6 +375,7 @@ impl fmt::Display for ErrorKind {
             Self::Closed => write!(f, "the endpoint is closed"),
             Self::Forked => write!(f, "the endpoint belongs to the parent process"),
             Self::Insecure { address } => write!(f, "{address} lies beyond this host and no secret is set"),
+            Self::NoRdma { why, .. } => write!(f, "no RDMA on this machine: {why}"),
             Self::BadOption { option, why } => write!(f, "option `{option}`: {why}"),
             Self::Os { call, errno } => write!(f, "{call}: {}", std::io::Error::from_raw_os_error(*errno)),
             Self::Type(e) => f.write_str(&e.cause()),

@@ -1,7 +1,7 @@
 //! The text of every kind of error.
 
 use super::*;
-use crate::Path;
+use crate::{Missing, Path};
 use towline_verbs::Cause;
 
 /// One error of each kind, and of kinds whose way out depends on what they hold one of each sort, with its text behind
@@ -173,6 +173,16 @@ fn table() -> Vec<(ErrorKind, &'static str)> {
              with `insecure`)",
         ),
         (
+            NoRdma { missing: Missing::KernelSupport, why: "no ib_uverbs".into() },
+            "no RDMA on this machine: no ib_uverbs (install or load what is missing, or allow another path with \
+             `Builder::allow_paths`)",
+        ),
+        (
+            BadOption { option: "rdma_device", why: "`mlx5_9` is not here; here are mlx5_0:1 (GIDs 0, 1)".into() },
+            "option `rdma_device`: `mlx5_9` is not here; here are mlx5_0:1 (GIDs 0, 1) (write NAME, NAME:PORT or \
+             NAME:PORT:GID_INDEX as `towline devices` lists them)",
+        ),
+        (
             BadOption { option: "pool_size", why: "it is zero".into() },
             "option `pool_size`: it is zero (give one byte at least)",
         ),
@@ -213,6 +223,11 @@ fn table() -> Vec<(ErrorKind, &'static str)> {
             verbs("allocate_memory", Cause::Os { errno: libc::ENOMEM, call: "mmap" }),
             "allocate_memory: mmap: Cannot allocate memory (os error 12) (build the endpoint with a smaller `pool_size`, \
              or free memory)",
+        ),
+        (
+            verbs("reg_mr", Cause::Limit { what: "memlock (ulimit -l)", have: 65536, need: 1 << 20 }),
+            "reg_mr: memlock (ulimit -l) is 65536, needed 1048576 (raise the limit of locked memory (`ulimit -l`), or build \
+             the endpoint with a smaller `pool_size`)",
         ),
         (
             verbs("create_qp", Cause::Limit { what: "queue pairs", have: 1, need: 2 }),

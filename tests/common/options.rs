@@ -11,7 +11,7 @@ use towline::{Builder, Endpoint, Path, Paths, Result, Secret};
 #[derive(Debug, Clone, Default)]
 pub struct Options(BTreeMap<&'static str, String>);
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "pool",
     "paths",
     "lease",
@@ -24,6 +24,7 @@ const NAMES: [&str; 12] = [
     "alloc",
     "handshake",
     "granule",
+    "device",
 ];
 
 impl Options {
@@ -79,6 +80,12 @@ impl Options {
         self.with("granule", bytes)
     }
 
+    /// An RDMA device; all that there are, if none is named.
+    pub fn device(self, name: &str) -> Self {
+        let names = self.0.get("device").map(|names| format!("{names},{name}"));
+        self.with("device", names.unwrap_or_else(|| name.to_owned()))
+    }
+
     pub fn builder(&self) -> Builder {
         let bind = self.0.get("bind").cloned().unwrap_or_else(|| format!("{}:0", lonely()));
         let mut builder = Endpoint::builder().pool_size(16 << 20).bind(bind);
@@ -97,6 +104,7 @@ impl Options {
                 "alloc" => builder.alloc_timeout(time()),
                 "handshake" => builder.handshake_timeout(time()),
                 "granule" => builder.granule(value.parse().unwrap()),
+                "device" => value.split(',').fold(builder, |builder, name| builder.rdma_device(name)),
                 other => panic!("no option: {other}"),
             };
         }

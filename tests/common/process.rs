@@ -24,7 +24,7 @@ pub fn alone(name: &str) -> bool {
         return true;
     }
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .args(["--exact", name, "--include-ignored", "--nocapture", "--test-threads=1"])
         .env(ALONE, "yes")
         .output()
         .unwrap();

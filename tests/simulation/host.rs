@@ -134,6 +134,7 @@ impl Host {
         let config = Config {
             identity: identity.clone(),
             paths: Default::default(),
+            without_rdma: None,
             secret: scenario.secret.then(|| Secret::from_bytes(b"known to all of this world").expect("long enough")),
             insecure: true,
             limits: scenario.limits.clone(),

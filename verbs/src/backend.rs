@@ -58,6 +58,10 @@ pub trait DeviceBackend: Debug + Send + Sync {
     /// # Errors
     /// As there.
     fn adopt(&self, stream: OwnedFd, token: Token) -> Result<()>;
+    /// See [`Device::closeness`].
+    fn closeness(&self, _remote: &[u8]) -> Option<u32> {
+        Some(0)
+    }
 }
 
 /// A protection domain.
@@ -148,6 +152,10 @@ pub trait QpBackend: Debug + Send + Sync {
     /// # Errors
     /// As there.
     fn post_recv(&self, request: ReceiveRequest) -> Result<()>;
+    /// See [`QueuePair::max_message_size`](crate::QueuePair::max_message_size); `None` for what the device says.
+    fn max_message_size(&self) -> Option<u64> {
+        None
+    }
     /// See [`QueuePair::to_error`](crate::QueuePair::to_error).
     fn to_error(&self);
     /// See [`QueuePair::is_fenced`](crate::QueuePair::is_fenced).

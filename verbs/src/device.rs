@@ -193,4 +193,12 @@ impl Device {
     pub fn adopt(&self, stream: OwnedFd, token: Token) -> Result<()> {
         self.0.adopt(stream, token)
     }
+
+    /// How near a peer's queue pair, by its [`address`](crate::QueuePair::address), is to this device, to choose among
+    /// several of one provider: the larger the nearer. `None` where they can't be connected. For RDMA it is the number of
+    /// leading bits in which the GIDs agree, so that of several subnets the common one wins.
+    #[must_use]
+    pub fn closeness(&self, remote: &[u8]) -> Option<u32> {
+        self.0.closeness(remote)
+    }
 }

@@ -44,9 +44,12 @@ mod device;
 mod domain;
 mod queue_pair;
 mod status;
+mod survey;
 mod sys;
 #[cfg(test)]
 mod tests;
+
+pub use survey::{Absence, GidInfo, Missing, PortInfo, PortName};
 
 /// Most local slices of one request that are asked of a device: more cost room in every queue entry.
 const MAX_SGE: u32 = 16;
@@ -94,6 +97,18 @@ impl IbvProvider {
         }
     }
 
+    /// Opens a device to use the port, and the address of it, that `name` names.
+    ///
+    /// # Errors
+    /// [`Cause::NotFound`] for a device, port, or GID that is not there; [`Cause::Unsupported`] for iWARP; or what the
+    /// library says.
+    pub fn open_port(&self, name: &PortName) -> Result<Device> {
+        let found = self.open_each("open_device", |other| other == name.device)?.into_iter().next();
+        let found = found.ok_or(Error::new("open_device", Cause::NotFound { what: "RDMA device" }))?;
+        let (info, port) = found.describe(name.port, name.gid_index)?;
+        Ok(Device::from_backend(Arc::new(device::IbvDevice::new(found.context, info, port)?)))
+    }
+
     /// A provider over another table of functions.
     #[cfg(test)]
     fn over(library: &'static Library) -> Self {
@@ -133,22 +148,22 @@ impl Found {
             && sys::Domain::new(&self.context).is_ok_and(|domain| sys::Window::new(&Arc::new(domain)).is_ok())
     }
 
-    /// What it is and can do, and the port of it to use: the first that is active.
-    fn describe(&self) -> Result<(DeviceInfo, device::Port)> {
+    /// What it is and can do, and the port of it to use: the one that is wanted, or the first that is active.
+    fn describe(&self, wanted: Option<u8>, gid_index: Option<u8>) -> Result<(DeviceInfo, device::Port)> {
         const VERB: &str = "open_device";
-        if self.context.transport() != IBV_TRANSPORT_IB {
-            return Err(Error::new(VERB, Cause::Unsupported { what: "iWARP, which needs librdmacm," }));
-        }
         let attr = self.context.query_device()?;
-        let mut active = None;
-        for number in 1..=attr.phys_port_cnt {
+        if wanted.is_some_and(|port| port > attr.phys_port_cnt) {
+            return Err(Error::new(VERB, Cause::NotFound { what: "port of that number on this device" }));
+        }
+        let mut chosen = Err(Error::new(VERB, Cause::NotFound { what: "port of this device" }));
+        for number in wanted.map_or(1..=attr.phys_port_cnt, |port| port..=port) {
             let port = self.context.query_port(number)?;
-            if port.state == IBV_PORT_ACTIVE {
-                active = Some((number, port));
+            chosen = can_be_used(&self.context, port.state).map(|()| (number, port));
+            if chosen.is_ok() {
                 break;
             }
         }
-        let (number, port) = active.ok_or(Error::new(VERB, Cause::NotFound { what: "active port of this device" }))?;
+        let (number, port) = chosen?;
         let mut capabilities = Capabilities::new(port.max_msg_sz.into(), positive(attr.max_qp_wr));
         capabilities.preferred_chunk = PREFERRED_CHUNK.min(port.max_msg_sz.into());
         // Some devices take fewer slices for reads; those that say 0 have no limit of their own.
@@ -161,10 +176,24 @@ impl Found {
         }
         let layer = if port.link_layer == IBV_LINK_LAYER_INFINIBAND { "InfiniBand" } else { "RoCE" };
         let mtu = 128u32 << port.active_mtu.min(5);
-        let description = format!("{layer}, port {number}, MTU {mtu}");
+        let used = device::Port::new(&self.context, number, &port, &attr, gid_index)?;
+        let (index, gid) = (used.gid_index, std::net::Ipv6Addr::from(used.gid));
+        let description = format!("{layer}, port {number}, MTU {mtu}, GID {index} ({gid})");
         let info = DeviceInfo::new(self.name.clone(), ProviderKind::Ibv, capabilities, description);
-        Ok((info, device::Port::new(&self.context, number, &port, &attr)?))
+        Ok((info, used))
     }
+}
+
+/// Why a port in `state` can't be used, if so.
+fn can_be_used(context: &sys::Context, state: u32) -> Result<()> {
+    const VERB: &str = "open_device";
+    if context.transport() != IBV_TRANSPORT_IB {
+        return Err(Error::new(VERB, Cause::Unsupported { what: "iWARP, which needs librdmacm," }));
+    }
+    if state != IBV_PORT_ACTIVE {
+        return Err(Error::new(VERB, Cause::NotFound { what: "active port of this device" }));
+    }
+    Ok(())
 }
 
 impl Provider for IbvProvider {
@@ -175,7 +204,8 @@ impl Provider for IbvProvider {
     /// The devices with an active port that this provider can use. If there are some and none of them can be used, the
     /// error is that of the first.
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        let described: Vec<_> = self.open_each("get_device_list", |_| true)?.iter().map(Found::describe).collect();
+        let described: Vec<_> =
+            self.open_each("get_device_list", |_| true)?.iter().map(|found| found.describe(None, None)).collect();
         let mut refusal = None;
         let mut infos = vec![];
         for device in described {
@@ -191,9 +221,6 @@ impl Provider for IbvProvider {
     }
 
     fn open(&self, name: &str) -> Result<Device> {
-        let found = self.open_each("open_device", |other| other == name)?.into_iter().next();
-        let found = found.ok_or(Error::new("open_device", Cause::NotFound { what: "RDMA device" }))?;
-        let (info, port) = found.describe()?;
-        Ok(Device::from_backend(Arc::new(device::IbvDevice::new(found.context, info, port)?)))
+        self.open_port(&PortName { device: name.into(), port: None, gid_index: None })
     }
 }

@@ -61,6 +61,13 @@ impl QueuePair {
         self.backend.address()
     }
 
+    /// Largest length of one work request, in bytes: the smaller of what both ends' devices take, once it is connected.
+    #[must_use]
+    pub fn max_message_size(&self) -> u64 {
+        let most = self.pd.device().info().capabilities.max_message_size;
+        self.backend.max_message_size().map_or(most, |agreed| agreed.min(most))
+    }
+
     /// Connects to the queue pair whose [`address`](Self::address) is `remote`. Exactly one end is `active`: it opens
     /// whatever connections the provider needs. Both ends must call it. Returns at once; the state goes to
     /// [`QueuePairState::Connecting`] and, as the device makes progress, to `ReadyToSend` or `Error`. Requests may be

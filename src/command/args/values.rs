@@ -16,7 +16,7 @@ pub(crate) enum Path {
     Shm,
     /// TCP
     Tcp,
-    /// RDMA through libibverbs (not available in this build)
+    /// RDMA through libibverbs
     Rdma,
 }
 
@@ -134,6 +134,12 @@ impl fmt::Display for Size {
 /// Reads a number of at least 1.
 pub(super) fn at_least_one(text: &str) -> Result<u64, String> {
     text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected a whole number of at least 1".to_string())
+}
+
+/// Reads the name of an RDMA device, with or without a port and the index of a GID.
+pub(super) fn port_name(text: &str) -> Result<String, String> {
+    let named = text.parse::<towline_verbs::ibv::PortName>();
+    named.map(|name| name.to_string()).map_err(|why| format!("expected NAME, NAME:PORT or NAME:PORT:GID_INDEX: {why}"))
 }
 
 /// Reads an address in the network.

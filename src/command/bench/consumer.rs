@@ -3,7 +3,7 @@
 use super::content::{Content, Readable, check};
 use super::lanes;
 use super::layout::Layout;
-use super::limits::{Order, Received, Variant, memory, tcp};
+use super::limits::{Order, Received, Variant, memory, rdma, tcp};
 use super::message::{Batch, Channel, Checked, GetStamps, Gets, Setup, Stream, ToConsumer};
 use super::mover::{Address, Arrived, Journey, Mover, Needs};
 use super::plan;
@@ -29,6 +29,8 @@ pub(crate) fn serve<M: Mover>(mut channel: Channel, shared: OwnedFd) -> Result<(
             ToConsumer::Check => reply(&mut channel, consumer.check()),
             ToConsumer::Dial(address) => reply(&mut channel, consumer.dial(&address)),
             ToConsumer::Connect(address) => reply(&mut channel, consumer.connect(&address)),
+            ToConsumer::OfferReads => reply(&mut channel, consumer.offer_reads()),
+            ToConsumer::ConnectReads(target) => reply(&mut channel, consumer.connect_reads(target)),
             ToConsumer::Reset => {
                 memory::reset(&consumer.words);
                 reply(&mut channel, Ok(()))
@@ -75,6 +77,8 @@ struct Row<M: Mover> {
     /// Memory to compare a view with.
     populated: Option<Pages>,
     shared: Option<Shared>,
+    /// Where bare reads put what they read.
+    reads: Option<rdma::End>,
     /// What the last batch brought, and its first operation.
     held: Vec<Held<M::Payload>>,
     first: u64,
@@ -99,6 +103,7 @@ impl<M: Mover> Consumer<M> {
         let mover = M::open(&Needs {
             pool: plan::consumer_pool(&setup),
             path: setup.path,
+            devices: setup.devices.clone(),
             bind: loopback, // nobody calls a consumer
             remote: setup.clock == Clock::Consumer,
             patience: Duration::from_secs(setup.patience_s),
@@ -112,8 +117,8 @@ impl<M: Mover> Consumer<M> {
         if let Some(shared) = &shared {
             shared.touch(size);
         }
-        let (held, first) = (vec![], 0);
-        self.row = Some(Row { setup, layout, mover, producer, own, second: None, populated, shared, held, first });
+        let (second, reads, held, first) = (None, None, vec![], 0);
+        self.row = Some(Row { setup, layout, mover, producer, own, second, populated, shared, reads, held, first });
         Ok(())
     }
 
@@ -217,9 +222,23 @@ impl<M: Mover> Consumer<M> {
         Ok(())
     }
 
+    fn offer_reads(&mut self) -> Result<Vec<u8>, Failure> {
+        let row = self.row()?;
+        let end = rdma::End::new(row.setup.devices.first().map(String::as_str), row.setup.size)?;
+        Ok(row.reads.insert(end).address())
+    }
+
+    fn connect_reads(&mut self, target: rdma::Target) -> Result<(), Failure> {
+        let reads = self.row()?.reads.as_mut();
+        reads.ok_or_else(|| Failure::Failed("no bare reads were offered".into()))?.connect(target)
+    }
+
     fn sample(&mut self, order: &Order) -> Result<Received, Failure> {
         let row = self.row.as_mut().ok_or_else(|| Failure::Failed("the consumer has no row".into()))?;
         let size = order.size as usize;
+        if let (Variant::Rdma { piece }, Some(reads)) = (&order.variant, &row.reads) {
+            return reads.read(*piece, order.size, order.rounds);
+        }
         let Some(own) = row.own.first_mut().filter(|own| own.len() == size) else {
             return Err(Failure::Failed("the consumer's own memory is too small".into()));
         };

@@ -196,6 +196,8 @@ pub(crate) struct Setup {
     /// Number of the row, for keys that no other row has.
     pub(crate) row: u64,
     pub(crate) path: Path,
+    /// The RDMA devices that are named.
+    pub(crate) devices: Vec<String>,
     pub(crate) mode: Mode,
     pub(crate) size: u64,
     pub(crate) seed: u64,
@@ -227,6 +229,8 @@ pub(crate) enum ToProducer {
     Listen,
     /// Accept them. Answer: [`limits::Line`]s.
     Accept,
+    /// Make ready for bare reads by the consumer's queue pair of this address. Answer: [`limits::rdma::Target`].
+    AcceptReads(Vec<u8>),
     /// The sending half of a sample. Answer: [`limits::Sent`].
     Sample(limits::Order),
     /// Answer this many pings. No answer besides.
@@ -248,6 +252,10 @@ pub(crate) enum ToConsumer {
     Dial(String),
     /// Connect the bare streams of a limit.
     Connect(String),
+    /// Make a queue pair for bare reads. Answer: its address.
+    OfferReads,
+    /// Connect it.
+    ConnectReads(limits::rdma::Target),
     /// Set the words of the shared memory to zero.
     Reset,
     /// The receiving half of a sample. Answer: [`limits::Received`].

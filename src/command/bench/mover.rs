@@ -28,6 +28,8 @@ pub(crate) struct Needs {
     pub(crate) pool: u64,
     /// The path that is allowed.
     pub(crate) path: Path,
+    /// The RDMA devices that are named.
+    pub(crate) devices: Vec<String>,
     /// Where to listen.
     pub(crate) bind: SocketAddr,
     /// Whether the other side is another machine.

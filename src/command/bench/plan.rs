@@ -102,6 +102,7 @@ impl RowPlan {
         Setup {
             row,
             path: self.path,
+            devices: if matches!(self.path, Path::Rdma | Path::Auto) { args.device.clone() } else { vec![] },
             mode: self.mode,
             size: self.size,
             seed: args.seed,
@@ -226,9 +227,11 @@ pub(crate) fn memory(setup: &Setup) -> u64 {
     let consumer = consumer_pool(setup) + own_bytes(setup) as u64 + second;
     let populated = if setup.mode == Mode::View { setup.size } else { 0 };
     let through = u64::from(setup.through) * setup.size;
+    // Of the bare reads, at both ends.
+    let reads = if matches!(setup.path, Path::Rdma | Path::Auto) { 2 * setup.size } else { 0 };
     // The tensors, their encoding that grows by doubling, and the tensors decoded.
     let serialized = if setup.mode == Mode::Serialized { setup.size * u64::from(setup.batch) * 3 } else { 0 };
-    producer + consumers * (consumer + populated + through) + serialized
+    producer + consumers * (consumer + populated + through) + reads + serialized
 }
 
 #[cfg(test)]
@@ -240,7 +243,7 @@ mod tests {
     fn args(line: &str) -> BenchArgs {
         let words = ["towline", "bench"].into_iter().chain(line.split_whitespace());
         match Cli::parse_from(words).command {
-            Command::Bench(args) => args,
+            Command::Bench(args) => *args,
             other => panic!("{other:?}"),
         }
     }
@@ -279,8 +282,6 @@ mod tests {
     #[test]
     fn what_the_machine_lacks_is_refused_with_the_reason() {
         for (line, reason) in [
-            ("--path rdma", "libibverbs"),
-            ("--path shm --path rdma", "libibverbs"),
             ("--mode gpu", "libcuda"),
             ("--mode view --path tcp", "one host"),
             ("--mode view --connect host:1", "one host"),
@@ -291,6 +292,11 @@ mod tests {
             }
         }
         assert!(rows(&args("--mode view --path tcp --path shm")).is_ok());
+        match (devices::missing(Path::Rdma), rows(&args("--path shm --path rdma"))) {
+            (None, rows) => assert!(rows.is_ok()),
+            (Some(reason), Err(Failure::Refused(why))) => assert!(why.contains(&reason), "{why}"),
+            (Some(reason), rows) => panic!("{reason}: {rows:?}"),
+        }
     }
 
     #[test]

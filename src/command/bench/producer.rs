@@ -3,7 +3,7 @@
 use super::content::Content;
 use super::lanes;
 use super::layout::Layout;
-use super::limits::{Order, Sent, Variant, memory, tcp};
+use super::limits::{Order, Sent, Variant, memory, rdma, tcp};
 use super::message::{Batch, Channel, PutStamps, Puts, Setup, ToProducer};
 use super::mover::{Address, Mover, Needs};
 use super::plan;
@@ -46,6 +46,7 @@ pub(crate) fn serve<M: Mover>(mut channel: Channel, surroundings: Surroundings) 
             ToProducer::Settle => reply(&mut channel, producer.row().map(|row| cpu_seconds() - row.cpu)),
             ToProducer::Listen => reply(&mut channel, producer.listen()),
             ToProducer::Accept => reply(&mut channel, producer.accept()),
+            ToProducer::AcceptReads(consumer) => reply(&mut channel, producer.accept_reads(&consumer)),
             ToProducer::Sample(order) => reply(&mut channel, producer.sample(&order)),
             ToProducer::Echo(rounds) => {
                 channel.stream().echo(rounds).map_err(|e| Failure::failed("answering pings", e))
@@ -86,6 +87,8 @@ struct Row<M: Mover> {
     /// Pool buffers that are filled and not yet put, by operation of the batch.
     filled: Vec<Vec<Option<M::Buffer>>>,
     shared: Option<Shared>,
+    /// What bare reads read.
+    reads: Option<rdma::End>,
     /// Processor time when the last batch began.
     cpu: f64,
 }
@@ -114,6 +117,7 @@ impl<M: Mover> Producer<M> {
         let mover = M::open(&Needs {
             pool: plan::producer_pool(&setup),
             path: setup.path,
+            devices: devices(&setup),
             bind: self.surroundings.bind,
             remote: setup.clock == Clock::Consumer,
             patience: Duration::from_secs(setup.patience_s),
@@ -131,7 +135,7 @@ impl<M: Mover> Producer<M> {
         if let Some(shared) = &shared {
             shared.touch(setup.size as usize);
         }
-        self.row = Some(Row { setup, layout, mover, own, trees, filled: vec![], shared, cpu: 0.0 });
+        self.row = Some(Row { setup, layout, mover, own, trees, filled: vec![], shared, reads: None, cpu: 0.0 });
         Ok(address)
     }
 
@@ -234,6 +238,14 @@ impl<M: Mover> Producer<M> {
         Ok(lines)
     }
 
+    fn accept_reads(&mut self, consumer: &[u8]) -> Result<rdma::Target, Failure> {
+        let row = self.row()?;
+        let end = rdma::End::new(devices(&row.setup).first().map(String::as_str), row.setup.size)?;
+        let target = end.accept(consumer)?;
+        row.reads = Some(end);
+        Ok(target)
+    }
+
     fn sample(&mut self, order: &Order) -> Result<Sent, Failure> {
         order.check()?;
         let row = self.row.as_mut().ok_or_else(|| Failure::Failed("the producer has no row".into()))?;
@@ -260,6 +272,11 @@ impl<M: Mover> Producer<M> {
             None => Ok(()),
         }
     }
+}
+
+/// The devices that are named, if it was on this machine.
+fn devices(setup: &Setup) -> Vec<String> {
+    if setup.clock == Clock::One { setup.devices.clone() } else { vec![] }
 }
 
 /// A buffer for each part of `layout` that has bytes, in the parts' order, but not side by side: a tree's tensors lie

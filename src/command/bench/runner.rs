@@ -261,9 +261,15 @@ impl Runner {
             self.consumers[0].call::<()>(&ToConsumer::Connect(address))?;
             self.lines = Some(self.producer.call(&ToProducer::Accept).map_err(producer)?);
         }
+        if kind == Kind::Rdma {
+            let consumer: Vec<u8> = self.consumers[0].call(&ToConsumer::OfferReads)?;
+            let target: limits::rdma::Target =
+                self.producer.call(&ToProducer::AcceptReads(consumer)).map_err(producer)?;
+            self.consumers[0].call::<()>(&ToConsumer::ConnectReads(target))?;
+        }
         let ready = match kind {
             Kind::Through => setup.through,
-            Kind::Memory | Kind::Tcp => true,
+            Kind::Memory | Kind::Tcp | Kind::Rdma => true,
         };
         if !ready {
             return Ok(None); // --connect to this very host: nothing is shared but what the endpoints share
@@ -278,7 +284,7 @@ impl Runner {
         let Some((index, variant)) = sampler.turn() else { return Ok(()) };
         let rounds = ((256 << 10) / setup.size).clamp(1, 64) as u32;
         let order = Order { variant: variant.clone(), size: setup.size, rounds, fill: setup.seed };
-        let two_sides = !matches!(order.variant, Variant::Memory { .. });
+        let two_sides = !matches!(order.variant, Variant::Memory { .. } | Variant::Rdma { .. });
         let consumer = &mut self.consumers[0];
         if matches!(order.variant, Variant::Through { .. }) {
             consumer.call::<()>(&ToConsumer::Reset)?;

@@ -39,6 +39,9 @@ impl Mover for Transport {
             .pool_size(needs.pool)
             .allow_paths(allowed(needs.path))
             .alloc_timeout(needs.patience);
+        for device in &needs.devices {
+            builder = builder.rdma_device(device);
+        }
         if needs.remote {
             // What is published is made from a seed: no secret is worth its set-up, and nothing else can be got.
             builder = builder.insecure();
@@ -119,7 +122,9 @@ fn allowed(path: Path) -> Paths {
 /// What isn't available here is refused; everything else has failed.
 fn failure(error: Error) -> Failure {
     match error.kind() {
-        ErrorKind::PathNotAllowed { .. } | ErrorKind::PathUnsuitable { .. } => Failure::Refused(error.to_string()),
+        ErrorKind::PathNotAllowed { .. } | ErrorKind::PathUnsuitable { .. } | ErrorKind::NoRdma { .. } => {
+            Failure::Refused(error.to_string())
+        }
         _ => Failure::Failed(error.to_string()),
     }
 }
@@ -212,7 +217,7 @@ mod tests {
         let bind = "127.0.0.1:0".parse().unwrap();
         let patience = Duration::from_secs(60);
         let begin = Instant::now();
-        let needs = Needs { pool: 1 << 20, path: Path::Tcp, bind, remote: false, patience };
+        let needs = Needs { pool: 1 << 20, path: Path::Tcp, devices: vec![], bind, remote: false, patience };
         let producer = Transport::open(&needs).unwrap();
         let failure = producer.await_consumers("key", 1, &|| true).unwrap_err();
         assert!(failure.to_string().contains("given the bench up"), "{failure}");

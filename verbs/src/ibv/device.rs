@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// Most events that one call of `progress` takes.
 const EVENTS: usize = 64;
 /// Most GIDs that are looked at.
-const MAX_GIDS: usize = 1024;
+pub(super) const MAX_GIDS: usize = 1024;
 /// Most reads at a time, of those that the device offers: more bring nothing, and the device's total is shared.
 const MAX_READS: u8 = 16;
 
@@ -48,8 +48,9 @@ impl Port {
         number: u8,
         port: &ibv_port_attr,
         attr: &ibv_device_attr,
+        gid_index: Option<u8>,
     ) -> Result<Self> {
-        let (gid, gid_index) = choose_gid(&context.gids(MAX_GIDS)?, number, port.link_layer)?;
+        let (gid, gid_index) = choose_gid(&context.gids(MAX_GIDS)?, number, port.link_layer, gid_index)?;
         let (pkey, pkey_index) = choose_pkey(context, number, port.pkey_tbl_len)?;
         let reads = |most: i32| u8::try_from(most.max(0)).unwrap_or(u8::MAX).min(MAX_READS);
         Ok(Self {
@@ -67,11 +68,35 @@ impl Port {
             max_region: attr.max_mr_size,
         })
     }
+
+    /// Why a queue pair at `remote` can't be connected to one of this port, if so.
+    pub(super) fn unlike(&self, remote: &Address) -> Option<&'static str> {
+        if remote.link_layer != self.link_layer {
+            Some("a peer on another link layer (InfiniBand, RoCE)")
+        } else if remote.pkey & 0x7fff != self.pkey & 0x7fff {
+            Some("a peer in another partition")
+        } else if Address::is_ipv4(&remote.gid) != Address::is_ipv4(&self.gid) {
+            Some("a peer whose address is of another family (IPv4, IPv6)")
+        } else {
+            None
+        }
+    }
+
+    /// The number of leading bits in which the GIDs agree.
+    fn closeness(&self, remote: &Address) -> u32 {
+        (u128::from_be_bytes(self.gid) ^ u128::from_be_bytes(remote.gid)).leading_zeros()
+    }
 }
 
-/// The GID by which peers reach the port, and its index: by type and address, since indices differ from device to device.
-/// On Ethernet it is one of RoCE v2, of an IPv4 address, an IPv6 address, or else a link-local one.
-fn choose_gid(entries: &[ibv_gid_entry], port: u8, link_layer: u8) -> Result<([u8; 16], u8)> {
+/// The GID by which peers reach the port, and its index: the one that is wanted, or else by type and address, since indices
+/// differ from device to device. On Ethernet it is one of RoCE v2, of an IPv4 address, an IPv6 address, or else a
+/// link-local one.
+pub(super) fn choose_gid(
+    entries: &[ibv_gid_entry],
+    port: u8,
+    link_layer: u8,
+    wanted: Option<u8>,
+) -> Result<([u8; 16], u8)> {
     let rank = |entry: &&ibv_gid_entry| {
         let bytes = sys::gid_bytes(&entry.gid);
         match bytes {
@@ -81,12 +106,18 @@ fn choose_gid(entries: &[ibv_gid_entry], port: u8, link_layer: u8) -> Result<([u
         }
     };
     let of_port = |entry: &&ibv_gid_entry| entry.port_num == u32::from(port) && entry.gid_index <= u32::from(u8::MAX);
-    let chosen = if link_layer == IBV_LINK_LAYER_INFINIBAND {
+    let chosen = if let Some(wanted) = wanted {
+        entries.iter().filter(of_port).find(|entry| entry.gid_index == u32::from(wanted))
+    } else if link_layer == IBV_LINK_LAYER_INFINIBAND {
         entries.iter().filter(of_port).min_by_key(|entry| entry.gid_index)
     } else {
         entries.iter().filter(of_port).filter(|entry| entry.gid_type == IBV_GID_TYPE_ROCE_V2).min_by_key(rank)
     };
-    let none = Error::new("query_gid", Cause::NotFound { what: "GID of RoCE v2 on this port (has it an address?)" });
+    let what = match wanted {
+        Some(_) => "GID of that index on this port",
+        None => "GID of RoCE v2 on this port (has it an address?)",
+    };
+    let none = Error::new("query_gid", Cause::NotFound { what });
     chosen.map(|entry| (sys::gid_bytes(&entry.gid), entry.gid_index as u8)).ok_or(none)
 }
 
@@ -232,6 +263,11 @@ impl DeviceBackend for IbvDevice {
     fn adopt(&self, _stream: OwnedFd, _token: Token) -> Result<()> {
         Err(Error::new("adopt", Cause::Unsupported { what: "a connection besides the device's own" }))
     }
+
+    fn closeness(&self, remote: &[u8]) -> Option<u32> {
+        let remote = Address::decode(remote).ok()?;
+        self.port.unlike(&remote).is_none().then(|| self.port.closeness(&remote))
+    }
 }
 
 #[cfg(test)]
@@ -258,12 +294,15 @@ mod tests {
             entry(4, V4, IBV_GID_TYPE_ROCE_V2, 2),
             entry(5, V4, IBV_GID_TYPE_ROCE_V2, 1),
         ];
-        let choose = |entries: &[ibv_gid_entry]| choose_gid(entries, 1, IBV_LINK_LAYER_ETHERNET).ok();
+        let choose = |entries: &[ibv_gid_entry]| choose_gid(entries, 1, IBV_LINK_LAYER_ETHERNET, None).ok();
         assert_eq!(choose(&table), Some((V4, 5)));
         assert_eq!(choose(&table[..5]), Some((V6, 2)), "that of another port does not count");
         assert_eq!(choose(&table[..2]), Some((LINK_LOCAL, 1)));
         assert_eq!(choose(&table[..1]), None, "RoCE v1 only");
         let infiniband = [entry(0, LINK_LOCAL, IBV_GID_TYPE_IB, 1), entry(1, V6, IBV_GID_TYPE_IB, 1)];
-        assert_eq!(choose_gid(&infiniband, 1, IBV_LINK_LAYER_INFINIBAND), Ok((LINK_LOCAL, 0)));
+        assert_eq!(choose_gid(&infiniband, 1, IBV_LINK_LAYER_INFINIBAND, None), Ok((LINK_LOCAL, 0)));
+        let named = |index| choose_gid(&table, 1, IBV_LINK_LAYER_ETHERNET, Some(index)).ok();
+        assert_eq!(named(3), Some((V4, 3)), "RoCE v1, as it is asked for");
+        assert_eq!((named(4), named(6)), (None, None), "of another port, and not there");
     }
 }

@@ -187,6 +187,10 @@ impl QpBackend for Handle {
         self.0.state().failure.clone()
     }
 
+    fn max_message_size(&self) -> Option<u64> {
+        Some(self.0.state().max_message)
+    }
+
     fn address(&self) -> Vec<u8> {
         self.0.address().encode()
     }

@@ -122,7 +122,10 @@ fn a_failure_at_each_step_leaves_nothing() {
 fn what_is_chosen_is_what_the_device_has() {
     let all = All::new();
     let info = all.device.info().clone();
-    assert_eq!((info.name.as_str(), info.description.as_str()), ("fake0", "RoCE, port 2, MTU 4096"));
+    assert_eq!(
+        (info.name.as_str(), info.description.as_str()),
+        ("fake0", "RoCE, port 2, MTU 4096, GID 3 (::ffff:10.0.0.1)")
+    );
     assert_eq!((info.capabilities.max_send_wr, info.capabilities.max_sge), (100, 4));
     let address = super::address::Address::decode(&all.qp.address()).unwrap();
     assert_eq!((address.pkey, address.responder_depth, address.mtu), (0x8001, 16, 5), "a full member, and clamped");

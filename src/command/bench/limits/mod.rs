@@ -4,6 +4,7 @@
 //! are sampled in turn, one sample between every few operations, so that limit and operations see the same weather.
 
 pub(crate) mod memory;
+pub(crate) mod rdma;
 pub(crate) mod tcp;
 
 use super::stats::Sorted;
@@ -29,6 +30,8 @@ pub(crate) enum Kind {
     Through,
     /// A bare pair of TCP sockets.
     Tcp,
+    /// A bare loop of reads.
+    Rdma,
 }
 
 impl Kind {
@@ -40,6 +43,7 @@ impl Kind {
             (Mode::Copy, "shm") => Some(Self::Through),
             (_, "shm" | "direct") => Some(Self::Memory),
             (_, "tcp") => Some(Self::Tcp),
+            (_, "rdma") => Some(Self::Rdma),
             _ => None,
         }
     }
@@ -51,6 +55,7 @@ pub(crate) enum Variant {
     Memory { streaming: bool, threads: u32 },
     Through { streaming: bool, piece: u32 },
     Tcp { line: Line, write: u32, streams: u32 },
+    Rdma { piece: u32 },
 }
 
 /// TCP connections with one congestion control.
@@ -73,6 +78,7 @@ impl Variant {
             Kind::Through => copiers()
                 .flat_map(|streaming| pieces(size).map(move |piece| Self::Through { streaming, piece }))
                 .collect(),
+            Kind::Rdma => pieces(size).map(|piece| Self::Rdma { piece }).collect(),
             Kind::Tcp => lines
                 .iter()
                 .flat_map(|line| pieces(size).map(move |write| (line, write)))
@@ -95,6 +101,7 @@ impl fmt::Display for Variant {
         let plural = |n: u32, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         match self {
             Self::Memory { streaming, threads } => write!(f, "{}, {}", copy(*streaming), plural(*threads, "thread")),
+            Self::Rdma { piece } => write!(f, "bare reads of {}", Size((*piece).into())),
             Self::Through { streaming, piece } => {
                 write!(f, "{} in and out, pieces of {}", copy(*streaming), Size((*piece).into()))
             }
@@ -126,6 +133,7 @@ impl Order {
             Variant::Memory { threads, .. } => (1, threads),
             Variant::Through { piece, .. } => (piece, 1),
             Variant::Tcp { write, streams, .. } => (write, streams),
+            Variant::Rdma { piece } => (piece, 1),
         };
         if self.size == 0 || piece == 0 || !(1..=2).contains(&threads) || !(1..=4096).contains(&self.rounds) {
             return Err(Failure::Refused(format!(
@@ -281,7 +289,10 @@ mod tests {
         for mode in [Mode::ZeroCopy, Mode::Copy, Mode::Tree] {
             assert_eq!(Kind::of(mode, "tcp"), Some(Kind::Tcp));
         }
-        for path in ["shm", "tcp"] {
+        for mode in [Mode::ZeroCopy, Mode::Copy, Mode::Tree] {
+            assert_eq!(Kind::of(mode, "rdma"), Some(Kind::Rdma));
+        }
+        for path in ["shm", "tcp", "rdma"] {
             assert_eq!(Kind::of(Mode::View, path), None);
             assert_eq!(Kind::of(Mode::Serialized, path), None);
         }
@@ -294,6 +305,8 @@ mod tests {
         assert_eq!(Variant::all(Kind::Memory, 190 << 20, &[]).len(), 2 * ways);
         assert_eq!(Variant::all(Kind::Through, 190 << 20, &[]).len(), 2 * ways);
         assert_eq!(Variant::all(Kind::Tcp, 4096, &lines()).len(), 3);
+        let reads: Vec<_> = Variant::all(Kind::Rdma, 190 << 20, &[]).iter().map(ToString::to_string).collect();
+        assert_eq!(reads, ["bare reads of 256 KiB", "bare reads of 1 MiB"]);
         let named: Vec<_> = Variant::all(Kind::Tcp, 190 << 20, &lines()).iter().map(ToString::to_string).collect();
         assert!(named.contains(&"tcp reno, writes of 1 MiB, 2 streams".to_string()), "{named:?}");
         assert!(named.contains(&"tcp bbr (system), writes of 256 KiB, 1 stream".to_string()), "{named:?}");
@@ -323,6 +336,7 @@ mod tests {
             Order { variant: Variant::Tcp { line: line(), write: 0, streams: 1 }, ..good.clone() },
             Order { variant: Variant::Tcp { line: line(), write: 4096, streams: 0 }, ..good.clone() },
             Order { variant: Variant::Through { streaming: false, piece: 0 }, ..good.clone() },
+            Order { variant: Variant::Rdma { piece: 0 }, ..good.clone() },
         ] {
             assert!(wrong.check().is_err(), "{wrong:?}");
         }

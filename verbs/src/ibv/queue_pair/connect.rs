@@ -21,15 +21,8 @@ impl Core {
         const VERB: &str = "connect";
         let port = &self.device.port;
         let remote = Address::decode(remote)?;
-        let unlike = |what| Err(Error::new(VERB, Cause::Unsupported { what }));
-        if remote.link_layer != port.link_layer {
-            return unlike("a peer on another link layer (InfiniBand, RoCE)");
-        }
-        if remote.pkey & 0x7fff != port.pkey & 0x7fff {
-            return unlike("a peer in another partition");
-        }
-        if Address::is_ipv4(&remote.gid) != Address::is_ipv4(&port.gid) {
-            return unlike("a peer whose address is of another family (IPv4, IPv6)");
+        if let Some(what) = port.unlike(&remote) {
+            return Err(Error::new(VERB, Cause::Unsupported { what }));
         }
         let mut state = self.state();
         if state.phase != QueuePairState::Reset {
