@@ -50,6 +50,7 @@ pub struct Builder {
     huge_pages: HugePages,
     paths: Paths,
     rdma_devices: Vec<String>,
+    rdma_windows: bool,
     secret: Option<Secret>,
     insecure: bool,
     limits: Limits,
@@ -67,6 +68,7 @@ impl Default for Builder {
             huge_pages: HugePages::Off,
             paths: Paths::ALL,
             rdma_devices: Vec::new(),
+            rdma_windows: true,
             secret: None,
             insecure: false,
             limits: Limits::default(),
@@ -147,6 +149,15 @@ impl Builder {
     #[must_use]
     pub fn rdma_device(mut self, port: impl Into<String>) -> Self {
         self.rdma_devices.push(port.into());
+        self
+    }
+
+    /// Whether RDMA devices that have memory windows (type 2B) use them; default: yes. With them each lease has keys of its own,
+    /// which end with it. Without, a lease costs the device nothing, its consumer can read the whole pool, and a lease that
+    /// runs out breaks the queue pair of all leases of that consumer (see SECURITY.md).
+    #[must_use]
+    pub fn rdma_windows(mut self, windows: bool) -> Self {
+        self.rdma_windows = windows;
         self
     }
 
@@ -370,7 +381,7 @@ impl Builder {
         });
         let names = names.collect::<Result<Vec<_>>>()?;
         let needed = !names.is_empty() || self.paths == Paths::only(Path::Rdma);
-        match rdma::open(names, memory) {
+        match rdma::open(names, self.rdma_windows, memory) {
             Ok(rails) => Ok(Rdma { rails, without: None }),
             Err(error) if needed => Err(error),
             Err(error) => Ok(Rdma { rails: Vec::new(), without: Some(rdma::note(&error)) }),

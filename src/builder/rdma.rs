@@ -9,13 +9,17 @@ use towline_verbs::{Cause, Memory};
 /// Most devices of one endpoint.
 const MOST: usize = 16;
 
-/// Opens the ports of these names, or of all devices that can be used if there are none, and registers `memory` with each.
+/// Opens the ports of these names, or of all devices that can be used if there are none, and registers `memory` with each;
+/// with memory windows, where they have them, or without.
 ///
 /// # Errors
 /// What the machine lacks; a name that is no port's here; or why no device could be used.
-pub(super) fn open(names: Vec<PortName>, memory: &Memory) -> Result<Vec<Rail>> {
+pub(super) fn open(names: Vec<PortName>, windows: bool, memory: &Memory) -> Result<Vec<Rail>> {
     let ports = IbvProvider::survey().map_err(absent)?;
-    let provider = IbvProvider::new().map_err(verbs)?;
+    let mut provider = IbvProvider::new().map_err(verbs)?;
+    if !windows {
+        provider = provider.without_windows();
+    }
     let rail = |name: &PortName| Rail::new(Path::Rdma, provider.open_port(name)?, memory);
     if names.len() > MOST {
         return bad_name(format!("there are {} of them, allowed are {MOST}", names.len()));

@@ -11,7 +11,7 @@ use towline::{Builder, Endpoint, Path, Paths, Result, Secret};
 #[derive(Debug, Clone, Default)]
 pub struct Options(BTreeMap<&'static str, String>);
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "pool",
     "paths",
     "lease",
@@ -25,6 +25,7 @@ const NAMES: [&str; 13] = [
     "handshake",
     "granule",
     "device",
+    "windows",
 ];
 
 impl Options {
@@ -86,6 +87,11 @@ impl Options {
         self.with("device", names.unwrap_or_else(|| name.to_owned()))
     }
 
+    /// Whether RDMA devices use memory windows.
+    pub fn windows(self, windows: bool) -> Self {
+        self.with("windows", windows)
+    }
+
     pub fn builder(&self) -> Builder {
         let bind = self.0.get("bind").cloned().unwrap_or_else(|| format!("{}:0", lonely()));
         let mut builder = Endpoint::builder().pool_size(16 << 20).bind(bind);
@@ -105,6 +111,7 @@ impl Options {
                 "handshake" => builder.handshake_timeout(time()),
                 "granule" => builder.granule(value.parse().unwrap()),
                 "device" => value.split(',').fold(builder, |builder, name| builder.rdma_device(name)),
+                "windows" => builder.rdma_windows(value.parse().unwrap()),
                 other => panic!("no option: {other}"),
             };
         }

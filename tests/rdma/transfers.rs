@@ -20,6 +20,24 @@ fn payloads_of_every_size_arrive_in_both_directions() {
 
 #[test]
 #[ignore = "needs RDMA devices: tests/rxe/run"]
+fn without_windows_leases_end_and_their_queue_pair_goes_on() {
+    let there = Process::start(&on(1).pool(8 * MIB).windows(false));
+    let here = on(0).pool(8 * MIB).windows(false).build().unwrap();
+    let ends = Ends { here, there };
+    ends.carry("first", &Spec::bytes(MIB, 0));
+    ends.carry_back("first back", &Spec::bytes(MIB, 0));
+    let pairs = objects(&devices()[0], "qp");
+    for seed in 1..20 {
+        ends.carry("there", &Spec::bytes(MIB + seed, seed));
+        ends.carry_back("here", &Spec::bytes(100 * KIB + seed, seed));
+    }
+    assert_eq!(objects(&devices()[0], "qp"), pairs);
+    assert_eq!(ends.here.stats().retries, 0);
+    ends.assert_whole();
+}
+
+#[test]
+#[ignore = "needs RDMA devices: tests/rxe/run"]
 fn a_payload_of_256_mib_arrives() {
     let ends = Ends::new(257 * MIB);
     ends.carry("key", &Spec::bytes(256 * MIB, 1));

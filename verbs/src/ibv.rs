@@ -23,12 +23,12 @@
 //! Where the device has memory windows of type 2B, [`MemoryRegion::bind`](crate::MemoryRegion::bind) gives a key for one range
 //! and one peer. It returns before the device has bound it, and
 //! [`MemoryWindow::is_bound`](crate::MemoryWindow::is_bound) tells when the peer may have the key.
+//! [`IbvProvider::without_windows`] leaves them unused.
 //!
 //! # What is not here yet
 //!
 //! Inline sends, selective signalling, extended posting, iWARP, splitting a region
-//! that is larger than the device takes (it is refused), device memory. The endpoint of `towline` does not use this provider
-//! yet.
+//! that is larger than the device takes (it is refused), device memory.
 
 use crate::backend::Provider;
 use crate::{Capabilities, Cause, Device, DeviceInfo, Error, ProviderKind, Result};
@@ -83,6 +83,7 @@ fn unavailable(verb: &'static str, reason: &Unavailable) -> Error {
 #[derive(Debug, Clone)]
 pub struct IbvProvider {
     library: &'static Library,
+    windows: bool,
 }
 
 impl IbvProvider {
@@ -92,9 +93,16 @@ impl IbvProvider {
     /// [`Cause::NotFound`] without the library; [`Cause::Unsupported`] with one that is too old.
     pub fn new() -> Result<Self> {
         match Library::load() {
-            Ok(library) => Ok(Self { library }),
+            Ok(library) => Ok(Self { library, windows: true }),
             Err(reason) => Err(unavailable("load", &reason)),
         }
+    }
+
+    /// The same, of devices that are used as if they had no memory windows: no request is needed for the keys of a lease, and
+    /// what a region exposes is taken back with the queue pair alone.
+    #[must_use]
+    pub fn without_windows(self) -> Self {
+        Self { windows: false, ..self }
     }
 
     /// Opens a device to use the port, and the address of it, that `name` names.
@@ -112,7 +120,7 @@ impl IbvProvider {
     /// A provider over another table of functions.
     #[cfg(test)]
     fn over(library: &'static Library) -> Self {
-        Self { library }
+        Self { library, windows: true }
     }
 
     /// Opens each device of the list that `wanted` takes by its name.
@@ -122,7 +130,7 @@ impl IbvProvider {
         for index in 0..list.len() {
             let Some(name) = list.name(index).filter(|name| wanted(name)) else { continue };
             let context = sys::Context::open(self.library, &list, index)?;
-            found.push(Found { name, context: Arc::new(context) });
+            found.push(Found { name, context: Arc::new(context), windows: self.windows });
         }
         Ok(found)
     }
@@ -137,13 +145,16 @@ fn positive(value: i32) -> u32 {
 struct Found {
     name: String,
     context: Arc<sys::Context>,
+    /// Whether its memory windows are to be used.
+    windows: bool,
 }
 
 impl Found {
     /// Whether windows of type 2B can be had. Not all that say so have them (a provider that is older than the kernel):
     /// one is made.
     fn has_windows(&self, attr: &ibv_device_attr) -> bool {
-        attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0
+        self.windows
+            && attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0
             && positive(attr.max_qp_wr) > 2 * queue_pair::WINDOW_REQUESTS
             && sys::Domain::new(&self.context).is_ok_and(|domain| sys::Window::new(&Arc::new(domain)).is_ok())
     }
