@@ -72,6 +72,11 @@ pub enum Cause {
     },
     /// The connection under the queue pair is gone.
     Disconnected,
+    /// The way to the peer does not carry what is sent.
+    PathDown {
+        /// What showed it.
+        why: &'static str,
+    },
 }
 
 /// The states of a queue pair, by their names in the verbs specification. What lies between `Reset` and `ReadyToSend`
@@ -111,7 +116,7 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self.cause {
-            Cause::Limit { .. } | Cause::Disconnected => true,
+            Cause::Limit { .. } | Cause::Disconnected | Cause::PathDown { .. } => true,
             Cause::Os { errno, .. } => matches!(errno, libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM),
             _ => false,
         }
@@ -135,6 +140,7 @@ impl fmt::Display for Error {
             Cause::Malformed { what } => write!(f, "the peer broke the protocol: {what}"),
             Cause::Denied { what } => write!(f, "not allowed: {what}"),
             Cause::Disconnected => write!(f, "the connection to the peer is gone"),
+            Cause::PathDown { why } => write!(f, "the path to the peer carries nothing: {why}"),
         }
     }
 }

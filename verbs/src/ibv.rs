@@ -7,13 +7,15 @@
 //!
 //! An address holds queue pair number, GID, LID, partition key, link layer, path MTU, how many reads the end answers at a
 //! time, and a random sequence number; both ends take the smaller of what both have, and refuse by name what does not fit
-//! (another link layer, partition, or address family). Nothing goes over the network: [`QueuePair::connect`](crate::QueuePair::connect) is done when it
-//! returns, and what is sent before the other end is connected is sent again by the device.
+//! (another link layer, partition, or address family). Then each end reads 12 KiB from the other, whose content both can work
+//! out from a random number in the address, and is [`ReadyToSend`](crate::QueuePairState::ReadyToSend) when the right bytes have
+//! come: a path that loses large packets, or that leads to somebody else, is not used. Where a path has been probed, and has
+//! shown no trouble since, an acknowledged message is enough.
 //!
 //! # Failure
 //!
-//! A request that ends in anything but success, an asynchronous event of the queue pair or the device, or the caller takes
-//! the queue pair to the error state, and what was posted flushes. When the last handle is gone, or when a fence is asked
+//! A request that ends in anything but success, an asynchronous event of the queue pair, its port or the device, or the caller
+//! takes the queue pair to the error state, and what was posted flushes. When the last handle is gone, or when a fence is asked
 //! for ([`QueuePair::is_fenced`](crate::QueuePair::is_fenced)), the library's queue pair is destroyed: after that the device touches
 //! nothing for it any more, and requests that it had not completed complete as flushed. That matters: soft-RoCE never
 //! completes a receive that is posted in the error state.
@@ -42,6 +44,7 @@ mod address;
 mod completion_queue;
 mod device;
 mod domain;
+mod probe;
 mod queue_pair;
 mod status;
 mod survey;
@@ -176,6 +179,8 @@ impl Found {
         }
         let (number, port) = chosen?;
         let mut capabilities = Capabilities::new(port.max_msg_sz.into(), positive(attr.max_qp_wr));
+        capabilities.max_send_wr = capabilities.max_send_wr.saturating_sub(queue_pair::OWN_SENDS);
+        capabilities.max_recv_wr = capabilities.max_recv_wr.saturating_sub(queue_pair::OWN_RECEIVES);
         capabilities.preferred_chunk = PREFERRED_CHUNK.min(port.max_msg_sz.into());
         // Some devices take fewer slices for reads; those that say 0 have no limit of their own.
         let reads = if attr.max_sge_rd > 0 { attr.max_sge_rd } else { attr.max_sge };

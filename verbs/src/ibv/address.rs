@@ -1,9 +1,10 @@
-//! What one end tells the other to be connected to: 48 bytes, little-endian.
+//! What one end tells the other to be connected to: 64 bytes, little-endian.
 
+use super::probe::Target;
 use crate::{Cause, Error, Result};
 
-const VERSION: u8 = 1;
-const LEN: usize = 48;
+const VERSION: u8 = 2;
+const LEN: usize = 64;
 
 /// Where a queue pair is, and what it can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub(super) struct Address {
     pub(super) responder_depth: u8,
     /// Longest message, in bytes.
     pub(super) max_message: u64,
+    /// What the other end is to read first.
+    pub(super) probe: Target,
 }
 
 impl Address {
@@ -36,7 +39,10 @@ impl Address {
         bytes.extend(self.lid.to_le_bytes());
         bytes.extend(self.pkey.to_le_bytes());
         bytes.extend(self.max_message.to_le_bytes());
-        bytes.extend([0; 8]);
+        bytes.extend(self.probe.address.to_le_bytes());
+        bytes.extend(self.probe.nonce.to_le_bytes());
+        bytes.extend(self.probe.key.to_le_bytes());
+        bytes.extend([0; 4]);
         bytes
     }
 
@@ -44,6 +50,7 @@ impl Address {
         let malformed = |what| Err(Error::new("connect", Cause::Malformed { what }));
         let Ok(bytes) = <&[u8; LEN]>::try_from(bytes) else { return malformed("length of the address") };
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         if bytes[0] != VERSION {
             return malformed("version of the address");
@@ -59,7 +66,8 @@ impl Address {
             gid,
             lid: half(28),
             pkey: half(30),
-            max_message: u64::from(word(32)) | u64::from(word(36)) << 32,
+            max_message: long(32),
+            probe: Target { address: long(40), nonce: long(48), key: word(56) },
         };
         if address.number >> 24 != 0 || address.psn >> 24 != 0 {
             return malformed("a number of more than 24 bits in the address");
@@ -67,7 +75,7 @@ impl Address {
         if !(1..=5).contains(&address.mtu) {
             return malformed("path MTU in the address");
         }
-        if bytes[40..].iter().any(|&byte| byte != 0) {
+        if bytes[60..].iter().any(|&byte| byte != 0) {
             return malformed("reserved bytes of the address");
         }
         Ok(address)
@@ -94,6 +102,7 @@ mod tests {
             mtu: 3,
             responder_depth: 16,
             max_message: 1 << 31,
+            probe: Target { address: 0x1234_5678_9abc_def0, nonce: 0x0fed_cba9_8765_4321, key: 0xf00d_beef },
         }
     }
 
@@ -117,11 +126,11 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(changed(0, 2), "version of the address");
+        assert_eq!(changed(0, 1), "version of the address");
         assert_eq!((changed(2, 0), changed(2, 6)), ("path MTU in the address", "path MTU in the address"));
         assert_eq!(changed(7, 1), "a number of more than 24 bits in the address");
         assert_eq!(changed(11, 1), "a number of more than 24 bits in the address");
-        for at in 40..LEN {
+        for at in 60..LEN {
             assert_eq!(changed(at, 1), "reserved bytes of the address");
         }
     }

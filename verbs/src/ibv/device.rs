@@ -3,13 +3,13 @@
 use super::completion_queue::Cq;
 use super::domain::Domain;
 use super::queue_pair::Core;
-use super::{address::Address, status, sys};
+use super::{address::Address, can_be_used, probe::Proven, queue_pair, status, sys};
 use crate::backend::{CqBackend, DeviceBackend, PdBackend};
 use crate::{Capabilities, Cause, DeviceInfo, Error, MemoryKind, Progress, Result, Token};
 use core::sync::atomic::{AtomicU32, Ordering};
 use rdma_core_sys::{
-    IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_INFINIBAND, ibv_device_attr,
-    ibv_gid_entry, ibv_port_attr,
+    IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ERR, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_INFINIBAND,
+    ibv_device_attr, ibv_gid_entry, ibv_port_attr,
 };
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -146,6 +146,8 @@ pub(super) struct IbvDevice {
     /// Queue pairs by the address of the library's object.
     pairs: Mutex<HashMap<usize, Weak<Core>>>,
     serial: AtomicU32,
+    /// Ways to peers that carry.
+    pub(super) proven: Proven,
 }
 
 impl IbvDevice {
@@ -156,7 +158,7 @@ impl IbvDevice {
         let events = context.async_fd().map_err(system("fcntl"))?;
         let any = sys::Any::of(&[channel.fd(), events, bell.fd()]).map_err(system("epoll"))?;
         let (pairs, serial) = (Mutex::default(), AtomicU32::new(0));
-        Ok(Self { info, port, any, bell, channel, context, pairs, serial })
+        Ok(Self { info, port, any, bell, channel, context, pairs, serial, proven: Proven::default() })
     }
 
     /// A number for a queue pair, which is not used again while completions of another may be about.
@@ -170,6 +172,15 @@ impl IbvDevice {
 
     pub(super) fn is_inherited(&self) -> bool {
         self.context.is_inherited()
+    }
+
+    /// Whether its port can carry anything now.
+    pub(super) fn check_port(&self, verb: &'static str) -> Result<()> {
+        let port = self.context.query_port(self.port.number)?;
+        can_be_used(&self.context, port.state).map_err(|error| match error.cause {
+            Cause::NotFound { .. } => Error::new(verb, status::PORT_DOWN),
+            cause => Error::new(verb, cause),
+        })
     }
 
     pub(super) fn add(&self, at: usize, core: &Arc<Core>) {
@@ -190,14 +201,18 @@ impl IbvDevice {
         self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an asynchronous event and fails the queue pairs that it is the end of; false if there was none. Events of ports
-    /// change nothing by themselves: whether a request outlives a port that goes down is for the device's retries to say.
+    /// Takes an asynchronous event and fails the queue pairs that it is the end of; false if there was none. A port that goes
+    /// down is the end of all of its queue pairs, though the device would try again for a while: what they were to carry can
+    /// go another way at once.
     fn take_event(&self) -> bool {
         let concerned = self.context.next_event(|event_type, whom| {
+            if event_type == IBV_EVENT_PORT_ERR && whom != usize::from(self.port.number) {
+                return None;
+            }
             let error = status::event(event_type)?;
             let pairs = self.pairs();
             let cores: Vec<_> = match event_type {
-                IBV_EVENT_DEVICE_FATAL => pairs.values().filter_map(Weak::upgrade).collect(),
+                IBV_EVENT_DEVICE_FATAL | IBV_EVENT_PORT_ERR => pairs.values().filter_map(Weak::upgrade).collect(),
                 IBV_EVENT_CQ_ERR => {
                     pairs.values().filter_map(Weak::upgrade).filter(|core| core.uses_queue(whom)).collect()
                 }
@@ -207,6 +222,9 @@ impl IbvDevice {
         });
         // Only now: what is dropped here may be the last of its kind, and its destruction wait for the acknowledgement.
         if let Some(Some((error, cores))) = &concerned {
+            if error.cause == status::PORT_DOWN {
+                self.proven.clear();
+            }
             for core in cores {
                 core.fail(error.clone());
             }
@@ -226,7 +244,7 @@ impl DeviceBackend for IbvDevice {
 
     fn alloc_pd(self: Arc<Self>) -> Result<Arc<dyn PdBackend>> {
         let raw = sys::Domain::new(&self.context)?;
-        Ok(Arc::new(Domain { device: self, raw: Arc::new(raw) }))
+        Ok(Arc::new(Domain::new(self, raw)))
     }
 
     fn create_cq(self: Arc<Self>, depth: u32) -> Result<Arc<dyn CqBackend>> {
@@ -235,8 +253,8 @@ impl DeviceBackend for IbvDevice {
             let cause = Cause::Limit { what: "max_cqe", have: have.into(), need: depth.into() };
             return Err(Error::new("create_cq", cause));
         }
-        // What queue pairs post for their windows completes here too: no more than what callers post.
-        let whole = if self.info.capabilities.scoped_keys { have.min(depth.saturating_mul(2)) } else { depth };
+        // What queue pairs post by themselves completes here too.
+        let whole = have.min(depth.saturating_add(queue_pair::own_entries(depth)));
         let raw = sys::Queue::new(&self.channel, i32::try_from(whole).unwrap_or(i32::MAX))?;
         Ok(Arc::new(super::completion_queue::Handle(Arc::new(Cq::new(self, raw, depth, whole)))))
     }

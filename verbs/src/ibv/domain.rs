@@ -2,6 +2,7 @@
 
 use super::completion_queue::{Cq, Handle as CqHandle};
 use super::device::IbvDevice;
+use super::probe::Shown;
 use super::queue_pair::{Core, Handle, bind};
 use super::{failed, sys};
 use crate::backend::{CqBackend, MrBackend, MwBackend, PdBackend, QpBackend};
@@ -10,13 +11,15 @@ use crate::{Access, Cause, Error, Memory, QueuePairCapacity, RemoteSlice, Result
 use core::any::Any;
 use core::fmt;
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A protection domain.
 #[derive(Debug)]
 pub(super) struct Domain {
     pub(super) device: Arc<IbvDevice>,
     pub(super) raw: Arc<sys::Domain>,
+    /// What its queue pairs' peers read first; made with the first queue pair.
+    shown: Mutex<Option<Arc<Shown>>>,
 }
 
 impl PdBackend for Domain {
@@ -36,7 +39,7 @@ impl PdBackend for Domain {
             }
             _ => failed(VERB, "ibv_reg_mr", error),
         })?;
-        Ok(Arc::new(Region { raw, domain: self.raw.clone(), memory, access }))
+        Ok(Arc::new(Region::new(raw, self.raw.clone(), memory, access)))
     }
 
     fn create_qp(
@@ -61,6 +64,21 @@ impl PdBackend for Domain {
 }
 
 impl Domain {
+    pub(super) fn new(device: Arc<IbvDevice>, raw: sys::Domain) -> Self {
+        Self { device, raw: Arc::new(raw), shown: Mutex::default() }
+    }
+
+    /// What peers of its queue pairs may read.
+    pub(super) fn shown(&self) -> Result<Arc<Shown>> {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shown) = &*shown {
+            return Ok(shown.clone());
+        }
+        let new = Arc::new(Shown::new(&self.raw)?);
+        *shown = Some(new.clone());
+        Ok(new)
+    }
+
     /// The queue behind `backend`, which must be of the same device.
     fn queue(&self, backend: &dyn CqBackend) -> Result<Arc<Cq>> {
         let ours = backend.as_any().downcast_ref::<CqHandle>().map(|handle| handle.0.clone());
@@ -104,6 +122,14 @@ impl fmt::Debug for Region {
 }
 
 impl Region {
+    pub(super) fn new(raw: sys::Region, domain: Arc<sys::Domain>, memory: Memory, access: Access) -> Self {
+        Self { raw, domain, memory, access }
+    }
+
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     pub(super) fn len(&self) -> u64 {
         self.memory.len()
     }

@@ -1,19 +1,21 @@
 //! Queue pairs: what is posted and not completed, the way through the states, and the end.
 //!
-//! A request's number, as the device knows it, holds the queue pair's serial number (32 bits), whether it is a receive (1
-//! bit) or for a window (1 bit), and its slot (30 bits). So a completion finds its request also where the device uses a queue pair's own number
-//! again.
+//! A request's number, as the device knows it, holds the queue pair's serial number (32 bits), whether it is a receive, for a
+//! window, or of the probe (1 bit each), and its slot (29 bits). So a completion finds its request also where the device uses
+//! a queue pair's own number again.
 
 use super::address::Address;
 use super::completion_queue::{Account, Cq};
 use super::device::IbvDevice;
 use super::domain::Domain;
+use super::probe::Shown;
 use super::{failed, sys};
 use crate::backend::{QpBackend, ViewBackend};
 use crate::{Cause, Error, QueuePairCapacity, QueuePairState, ReceiveRequest, RemoteSlice, Result, WorkRequest};
 use core::any::Any;
 use core::fmt;
 use core::mem;
+use prove::Probe;
 use rdma_core_sys::*;
 use slots::Slots;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,13 +24,21 @@ use windows::Windows;
 mod connect;
 mod end;
 mod post;
+mod prove;
 mod slots;
 mod windows;
 
 pub(super) use windows::{Freed, WINDOW_REQUESTS, bind};
 
-const RECEIVE: u64 = 1 << 31;
+/// Requests to send, and receives, that every queue pair makes by itself.
+pub(super) const OWN_SENDS: u32 = prove::SENDS;
+pub(super) const OWN_RECEIVES: u32 = prove::RECEIVES;
+
+pub(super) const RECEIVE: u64 = 1 << 31;
 const WINDOW: u64 = 1 << 30;
+pub(super) const PROBE: u64 = 1 << 29;
+/// The bits of a slot's number.
+const SLOT: u64 = PROBE - 1;
 
 /// A queue pair.
 pub(super) struct Core {
@@ -41,6 +51,8 @@ pub(super) struct Core {
     max_sge: usize,
     sends: (Arc<Cq>, Arc<Account>),
     receives: (Arc<Cq>, Arc<Account>),
+    /// What the peer probes the path with.
+    shown: Arc<Shown>,
     state: Mutex<State>,
     /// Held while it is ended; true when it has been.
     ended: Mutex<bool>,
@@ -56,6 +68,14 @@ struct State {
     sends: Slots,
     receives: Slots,
     windows: Windows,
+    probe: Probe,
+}
+
+impl State {
+    /// Whether the device takes requests to send.
+    fn takes_sends(&self) -> bool {
+        matches!(self.phase, QueuePairState::Connecting | QueuePairState::ReadyToSend)
+    }
 }
 
 impl Core {
@@ -67,17 +87,22 @@ impl Core {
     ) -> Result<Arc<Self>> {
         const VERB: &str = "create_qp";
         let device = &domain.device;
-        // No more than callers' own, so that a completion queue of twice their number has room for both.
+        device.check_port(VERB)?;
+        // No more than callers' own, so that `own_entries` holds.
         let for_windows = match device.info_capabilities().scoped_keys {
-            true => WINDOW_REQUESTS.min(capacity.max_send_wr.saturating_add(capacity.max_recv_wr)).max(1),
+            true => WINDOW_REQUESTS
+                .min((capacity.max_send_wr.saturating_add(capacity.max_recv_wr)).saturating_sub(1))
+                .max(1),
             false => 0,
         };
-        let send_account = sends.reserve(capacity.max_send_wr, for_windows)?;
-        let recv_account = receives.reserve(capacity.max_recv_wr, 0)?;
+        let besides = for_windows + prove::SENDS;
+        let send_account = sends.reserve(capacity.max_send_wr, besides)?;
+        let recv_account = receives.reserve(capacity.max_recv_wr, prove::RECEIVES)?;
+        let shown = domain.shown()?;
         let max_sge = device.info_capabilities().max_sge;
         let cap = ibv_qp_cap {
-            max_send_wr: (capacity.max_send_wr + for_windows).max(1),
-            max_recv_wr: capacity.max_recv_wr.max(1),
+            max_send_wr: capacity.max_send_wr + besides,
+            max_recv_wr: capacity.max_recv_wr + prove::RECEIVES,
             max_send_sge: max_sge,
             max_recv_sge: 1,
             max_inline_data: 0,
@@ -105,6 +130,7 @@ impl Core {
             max_sge: max_sge as usize,
             sends: (sends, send_account),
             receives: (receives, recv_account),
+            shown,
             state: Mutex::new(State {
                 phase: QueuePairState::Reset,
                 failure: None,
@@ -113,9 +139,11 @@ impl Core {
                 sends: Slots::default(),
                 receives: Slots::default(),
                 windows: Windows::new(for_windows),
+                probe: Probe::default(),
             }),
             ended: Mutex::new(false),
         });
+        core.await_greeting(&core.state())?;
         core.sends.0.attach(core.serial, &core);
         core.receives.0.attach(core.serial, &core);
         device.add(core.at, &core);
@@ -143,8 +171,28 @@ impl Core {
             mtu: port.mtu,
             responder_depth: port.responder_depth,
             max_message: port.max_message,
+            probe: self.shown.target(),
         }
     }
+
+    /// Where it stands, also by what the device has completed since.
+    fn phase(&self) -> QueuePairState {
+        let phase = self.state().phase;
+        if phase != QueuePairState::Connecting || self.device.is_inherited() {
+            return phase;
+        }
+        self.sends.0.collect_all();
+        self.receives.0.collect_all();
+        self.state().phase
+    }
+}
+
+/// Most entries of a completion queue that its queue pairs need besides callers' requests, where those take `depth` of it.
+///
+/// A queue pair has at least a send and a receive of its callers', and so with `n` of both at most `n - 1` requests for windows
+/// and three of the probe: `3 n` is enough for both. A little more is for queue pairs that have no receives.
+pub(super) const fn own_entries(depth: u32) -> u32 {
+    depth.saturating_mul(2).saturating_add(4)
 }
 
 impl fmt::Debug for Core {
@@ -180,7 +228,7 @@ impl QpBackend for Handle {
     }
 
     fn state(&self) -> QueuePairState {
-        self.0.state().phase
+        self.0.phase()
     }
 
     fn failure(&self) -> Option<Error> {
@@ -195,8 +243,8 @@ impl QpBackend for Handle {
         self.0.address().encode()
     }
 
-    fn connect(&self, remote: &[u8], _active: bool) -> Result<()> {
-        self.0.connect(remote)
+    fn connect(&self, remote: &[u8], active: bool) -> Result<()> {
+        self.0.connect(remote, active)
     }
 
     fn post_send(&self, requests: Vec<WorkRequest>) -> Result<()> {

@@ -3,6 +3,9 @@
 use crate::{Cause, CompletionStatus, Error};
 use rdma_core_sys::*;
 
+/// Why a port carries nothing.
+pub(super) const PORT_DOWN: Cause = Cause::PathDown { why: "the port of the device here is down" };
+
 /// How a request ended.
 pub(super) fn completion(status: u32) -> CompletionStatus {
     match status {
@@ -47,6 +50,7 @@ pub(super) fn event(event_type: u32) -> Option<Error> {
         IBV_EVENT_QP_REQ_ERR => Cause::Malformed { what: "an invalid request" },
         IBV_EVENT_QP_FATAL => Cause::Os { errno: libc::EIO, call: "the device (queue pair fatal)" },
         IBV_EVENT_CQ_ERR => Cause::Os { errno: libc::EIO, call: "the device (completion queue)" },
+        IBV_EVENT_PORT_ERR => PORT_DOWN,
         IBV_EVENT_DEVICE_FATAL => Cause::Os { errno: libc::EIO, call: "the device (fatal)" },
         _ => return None,
     };
@@ -76,6 +80,7 @@ mod tests {
             IBV_EVENT_QP_REQ_ERR,
             IBV_EVENT_QP_ACCESS_ERR,
             IBV_EVENT_DEVICE_FATAL,
+            IBV_EVENT_PORT_ERR,
         ];
         assert_eq!(fatal, expected);
     }

@@ -17,4 +17,4 @@ pub(super) use context::Context;
 pub(super) use memory::{Domain, Region, Window};
 pub(super) use pair::Pair;
 pub(super) use queue::{Channel, Queue};
-pub(super) use system::{Any, Bell, gid_bytes, memlock_limit, random_24};
+pub(super) use system::{Any, Bell, gid_bytes, memlock_limit, random_24, random_64};

@@ -1,6 +1,7 @@
 //! The provider over a libibverbs of fakes: order of teardown, failures at each step, what completes when.
 
 mod fake;
+mod probe;
 mod windows;
 
 use crate::memory::HugePages;
@@ -32,6 +33,7 @@ impl All {
         let region = pd.register(Memory::shared(4096, HugePages::Off)?, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
         let qp = pd.create_qp(&cq, &cq, CAPACITY)?;
         qp.connect(&qp.address(), true)?;
+        assert_eq!(qp.state(), QueuePairState::ReadyToSend);
         Ok(Self { device, pd, cq, region, qp })
     }
 
@@ -102,7 +104,8 @@ fn handles_may_go_in_any_order() {
 fn a_failure_at_each_step_leaves_nothing() {
     drop(All::new());
     let calls = world(|world| std::mem::take(&mut world.calls));
-    for expected in ["open_device", "create_comp_channel", "alloc_pd", "create_cq", "reg_mr", "create_qp", "modify_qp"]
+    for expected in
+        ["open_device", "create_comp_channel", "alloc_pd", "create_cq", "reg_mr", "create_qp", "modify_qp", "post_recv"]
     {
         assert!(calls.contains(&expected), "{calls:?}");
     }
@@ -126,7 +129,7 @@ fn what_is_chosen_is_what_the_device_has() {
         (info.name.as_str(), info.description.as_str()),
         ("fake0", "RoCE, port 2, MTU 4096, GID 3 (::ffff:10.0.0.1)")
     );
-    assert_eq!((info.capabilities.max_send_wr, info.capabilities.max_sge), (100, 4));
+    assert_eq!((info.capabilities.max_send_wr, info.capabilities.max_recv_wr, info.capabilities.max_sge), (98, 99, 4));
     let address = super::address::Address::decode(&all.qp.address()).unwrap();
     assert_eq!((address.pkey, address.responder_depth, address.mtu), (0x8001, 16, 5), "a full member, and clamped");
     // B8: never cut silently.
@@ -270,8 +273,8 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory() {
     drop(cq);
     assert_eq!(
         world(|world| (world.live["qp"], world.live["mr"], world.busy.len())),
-        (1, 1, 0),
-        "all that it may touch"
+        (1, 2, 0),
+        "all that it may touch, and what it shows"
     );
     memory.write(0, b"still mapped").unwrap();
 }
@@ -298,9 +301,10 @@ fn events_reach_whom_they_concern() {
         assert_eq!(all.device.progress(), Progress::Idle);
         assert!(world(|world| world.events.is_empty()));
     };
-    for harmless in [IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_GID_CHANGE, IBV_EVENT_COMM_EST] {
+    for harmless in [IBV_EVENT_PORT_ACTIVE, IBV_EVENT_GID_CHANGE, IBV_EVENT_COMM_EST] {
         happen(harmless, first);
     }
+    happen(IBV_EVENT_PORT_ERR, 1); // another port's
     assert_eq!((all.qp.state(), other.state()), (QueuePairState::ReadyToSend, QueuePairState::Reset));
     happen(IBV_EVENT_QP_ACCESS_ERR, first);
     assert_eq!((all.qp.state(), other.state()), (QueuePairState::Error, QueuePairState::Reset));
@@ -310,7 +314,7 @@ fn events_reach_whom_they_concern() {
     assert!(matches!(other.failure().unwrap().cause, Cause::Os { .. }));
     assert_eq!(world(|world| world.events_acknowledged), 6, "or what they concern could not be destroyed");
     for _ in 0..200 {
-        happens(IBV_EVENT_PORT_ERR, 0);
+        happens(IBV_EVENT_PORT_ERR, 1);
     }
     assert_eq!(all.device.progress(), Progress::More, "a bounded piece of work");
     while all.device.progress() == Progress::More {}

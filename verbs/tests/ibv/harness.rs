@@ -6,7 +6,7 @@ use towline_verbs::ibv::IbvProvider;
 use towline_verbs::memory::HugePages;
 use towline_verbs::{
     Access, Completion, CompletionQueue, Device, LocalSlice, Memory, MemoryRegion, Opcode, Progress, ProtectionDomain,
-    Provider, QueuePair, QueuePairCapacity, ReceiveRequest, RemoteSlice, WorkRequest,
+    Provider, QueuePair, QueuePairCapacity, QueuePairState, ReceiveRequest, RemoteSlice, WorkRequest,
 };
 
 /// The names of the two devices.
@@ -116,6 +116,11 @@ pub(crate) fn connect(a: &End, b: &End) {
     let (here, there) = (a.qp.address(), b.qp.address());
     b.qp.connect(&here, false).unwrap();
     a.qp.connect(&there, true).unwrap();
+    let ready = |end: &End| end.qp.state() == QueuePairState::ReadyToSend;
+    drive(&[&a.device, &b.device], || {
+        assert_eq!((a.qp.failure(), b.qp.failure()), (None, None));
+        ready(a) && ready(b)
+    });
 }
 
 /// Two connected ends, on two devices.

@@ -6,6 +6,7 @@
 mod ending;
 mod harness;
 mod objects;
+mod probe;
 mod refusals;
 mod transfers;
 mod weather;

@@ -17,7 +17,7 @@ const RNR_RETRIES: u8 = 6;
 const HOP_LIMIT: u8 = 64;
 
 impl Core {
-    pub(super) fn connect(&self, remote: &[u8]) -> Result<()> {
+    pub(super) fn connect(&self, remote: &[u8], active: bool) -> Result<()> {
         const VERB: &str = "connect";
         let port = &self.device.port;
         let remote = Address::decode(remote)?;
@@ -29,17 +29,15 @@ impl Core {
             let cause = Cause::State { is: state.phase, needs: QueuePairState::Reset };
             return Err(Error::new(VERB, cause));
         }
-        match self.walk(&state, &remote) {
-            Ok(()) => {
-                state.phase = QueuePairState::ReadyToSend;
-                state.max_message = port.max_message.min(remote.max_message);
-                Ok(())
-            }
-            Err(error) => {
-                Self::break_off(&mut state, Some(error.clone()));
-                Err(error)
-            }
+        let walked = self.walk(&state, &remote).and_then(|()| {
+            state.phase = QueuePairState::Connecting;
+            state.max_message = port.max_message.min(remote.max_message);
+            self.prove(&mut state, &remote, active)
+        });
+        if let Err(error) = &walked {
+            Self::break_off(&mut state, Some(error.clone()));
         }
+        walked
     }
 
     /// Takes the queue pair through the states to where it receives and sends.

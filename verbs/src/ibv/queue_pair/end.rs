@@ -1,7 +1,8 @@
 //! Completions, the error state, and the end.
 
-use super::{Core, Freed, RECEIVE, State, WINDOW};
+use super::{Core, Freed, PROBE, RECEIVE, SLOT, State, WINDOW};
 use crate::ibv::completion_queue::{Ready, Retired};
+use crate::ibv::probe::Read;
 use crate::ibv::{status, sys};
 use crate::{Completion, CompletionStatus, Error, QueuePairState};
 use rdma_core_sys::*;
@@ -14,7 +15,12 @@ impl Core {
         let status = status::completion(wc.status);
         let success = status == CompletionStatus::Success;
         if !success && state.phase != QueuePairState::Error {
-            Self::break_off(&mut state, status::failure(status, wc.vendor_err));
+            let failure = self.judge(&state, status, status::failure(status, wc.vendor_err));
+            Self::break_off(&mut state, failure);
+        }
+        if wc.wr_id & PROBE != 0 {
+            self.probe_completed(&mut state, wc.wr_id, status, retired);
+            return;
         }
         let is_receive = wc.wr_id & RECEIVE != 0;
         let (slots, account) = if is_receive {
@@ -27,7 +33,7 @@ impl Core {
         } else {
             (&mut state.sends, &self.sends.1)
         };
-        let Some(slot) = slots.remove(wc.wr_id & (WINDOW - 1)) else { return };
+        let Some(slot) = slots.remove(wc.wr_id & SLOT) else { return };
         drop(state);
         let bytes = if is_receive { wc.byte_len.into() } else { slot.bytes };
         let completion = Completion {
@@ -93,6 +99,7 @@ impl Core {
         let (sends, receives) = {
             let mut state = self.state();
             state.windows.end_all(&mut freed);
+            freed.regions.extend(state.probe.take().map(Read::into_region));
             (state.sends.take_all(), state.receives.take_all())
         };
         for (slots, (queue, account)) in [(&sends, &self.sends), (&receives, &self.receives)] {

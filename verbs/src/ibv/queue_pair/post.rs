@@ -1,6 +1,6 @@
 //! Posting: what is checked before the device sees it.
 
-use super::{Core, RECEIVE, WINDOW};
+use super::{Core, RECEIVE, SLOT};
 use crate::ibv::domain::Region;
 use crate::ibv::failed;
 use crate::memory_region::check_range;
@@ -99,7 +99,7 @@ impl Core {
     pub(super) fn post_send(&self, requests: Vec<WorkRequest>) -> Result<()> {
         const VERB: &str = "post_send";
         let mut state = self.state();
-        if state.phase != QueuePairState::ReadyToSend || self.device.is_inherited() {
+        if !state.takes_sends() || self.device.is_inherited() {
             return Err(Error::new(VERB, Cause::State { is: state.phase, needs: QueuePairState::ReadyToSend }));
         }
         let max_message = state.max_message;
@@ -121,7 +121,7 @@ impl Core {
         if posted == 0 {
             let mut refused = vec![];
             for wr in &chain {
-                refused.extend(state.sends.remove(wr.wr_id & (WINDOW - 1)));
+                refused.extend(state.sends.remove(wr.wr_id & SLOT));
             }
             self.sends.1.give_back(count);
             drop(state);

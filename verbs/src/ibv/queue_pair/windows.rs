@@ -16,7 +16,7 @@
 //! tags have all been used, so that no key of it is valid twice. In the error state nothing can be invalidated by request:
 //! windows are freed instead, and so they are before their queue pair is destroyed.
 
-use super::{Core, Handle, State, WINDOW};
+use super::{Core, Handle, SLOT, State, WINDOW};
 use crate::backend::{MwBackend, QpBackend};
 use crate::ibv::domain::Region;
 use crate::ibv::{failed, sys};
@@ -39,7 +39,7 @@ const MAX_BINDS: u8 = 255;
 /// How often the completion queue is looked at in `bind` for what most often comes at once.
 const LOOKS: u32 = 64;
 /// In a request's number: that it makes a key invalid.
-const INVALIDATES: u64 = 1 << 29;
+const INVALIDATES: u64 = 1 << 28;
 
 const BINDING: u8 = 0;
 const BOUND: u8 = 1;
@@ -77,7 +77,7 @@ struct Entry {
 /// What a window held, to be let go of without a lock.
 #[derive(Debug, Default)]
 pub(in crate::ibv) struct Freed {
-    regions: Vec<Arc<Region>>,
+    pub(in crate::ibv) regions: Vec<Arc<Region>>,
     windows: Vec<sys::Window>,
 }
 
@@ -229,7 +229,7 @@ impl Core {
     }
 
     fn check_usable(&self, state: &State, verb: &'static str) -> Result<()> {
-        if state.phase == QueuePairState::ReadyToSend && !self.device.is_inherited() {
+        if state.takes_sends() && !self.device.is_inherited() {
             return Ok(());
         }
         Err(Error::new(verb, Cause::State { is: state.phase, needs: QueuePairState::ReadyToSend }))
@@ -256,7 +256,7 @@ impl Core {
     /// Posts requests for windows that wait, as far as there is room.
     #[allow(unsafe_code)]
     fn post_windows(&self, state: &mut State) {
-        while state.phase == QueuePairState::ReadyToSend && state.windows.can_post() {
+        while state.takes_sends() && state.windows.can_post() {
             let Some((slot, invalidates)) = state.windows.waiting.pop_front() else { return };
             let Some(entry) = state.windows.get(slot) else { continue };
             let mut number = u64::from(slot);
@@ -286,7 +286,7 @@ impl Core {
 
     /// The device has completed a request for a window; whether more can be posted now, without the completion queue's lock.
     pub(super) fn window_completed(&self, state: &mut State, wc: &ibv_wc, freed: &mut Freed) -> bool {
-        state.windows.completed(wc.wr_id & (WINDOW - 1), wc.status == IBV_WC_SUCCESS, freed);
+        state.windows.completed(wc.wr_id & SLOT, wc.status == IBV_WC_SUCCESS, freed);
         state.windows.can_post()
     }
 

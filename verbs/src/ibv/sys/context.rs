@@ -89,7 +89,7 @@ impl Context {
     }
 
     /// Takes the next asynchronous event: `look` is given its type and the address of the queue pair or completion queue
-    /// it concerns, which can't be destroyed (and its address not used again) before `look` has returned.
+    /// it concerns (or the number of the port), which can't be destroyed (and its address not used again) before `look` has returned.
     pub(in crate::ibv) fn next_event<R>(&self, look: impl FnOnce(u32, usize) -> R) -> Option<R> {
         let mut event: ibv_async_event = zeroed();
         // SAFETY: open; room for the answer.
@@ -99,6 +99,8 @@ impl Context {
             IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => unsafe { event.element.qp }.addr(),
             // SAFETY: an event of a completion queue.
             IBV_EVENT_CQ_ERR => unsafe { event.element.cq }.addr(),
+            // SAFETY: an event of a port.
+            IBV_EVENT_PORT_ERR => usize::try_from(unsafe { event.element.port_num }).unwrap_or(0),
             _ => 0,
         };
         let seen = look(event.event_type, whom);

@@ -83,6 +83,14 @@ pub(in crate::ibv) fn random_24() -> io::Result<u32> {
     if got == 4 { Ok(value >> 8) } else { Err(io::Error::last_os_error()) }
 }
 
+/// A random number of 64 bits.
+pub(in crate::ibv) fn random_64() -> io::Result<u64> {
+    let mut value = 0u64;
+    // SAFETY: room for 8 bytes; so few are given whole or not at all (`getrandom(2)`).
+    let got = unsafe { libc::getrandom((&raw mut value).cast(), 8, 0) };
+    if got == 8 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
 /// How many bytes this process may have locked or registered, if there is a limit (`ulimit -l`).
 pub(in crate::ibv) fn memlock_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

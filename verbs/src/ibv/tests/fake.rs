@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::ibv::IbvProvider;
+use crate::ibv::queue_pair::{PROBE, RECEIVE};
 use core::cell::RefCell;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
@@ -11,6 +12,18 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 thread_local! {
     static WORLD: RefCell<World> = RefCell::default();
+}
+
+/// What becomes of probes.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Probes {
+    /// What is there is read.
+    #[default]
+    Answered,
+    /// Reads bring nothing, and say that they did.
+    Wrong,
+    /// Nothing becomes of them.
+    Silent,
 }
 
 /// What this thread's fakes have seen, and what they are to do.
@@ -26,7 +39,14 @@ pub(super) struct World {
     pub(super) calls: Vec<&'static str>,
     /// Which of these calls, counted from 0, fails; and with which error number.
     pub(super) fail: Option<(usize, c_int)>,
-    /// Requests that were posted: number and opcode.
+    pub(super) probes: Probes,
+    /// Requests of probes that were posted: number and opcode.
+    pub(super) probing: Vec<(u64, u32)>,
+    /// The receive that awaits a greeting, by queue pair.
+    greetings: HashMap<usize, u64>,
+    /// All of these receives, in order.
+    pub(super) greetings_posted: Vec<u64>,
+    /// Requests of callers and for windows that were posted: number and opcode.
     pub(super) posted: Vec<(u64, u32)>,
     /// How many requests a call of post_send takes before it fails.
     pub(super) post_takes: Option<usize>,
@@ -115,6 +135,27 @@ impl World {
                 self.objects.get_mut(&mw).expect("alive").1.truncate(1);
             }
             _ => {}
+        }
+    }
+
+    /// A request of a probe: queue pairs are connected to themselves.
+    fn probe_request(&mut self, qp: *mut ibv_qp, wr: &ibv_send_wr) {
+        self.probing.push((wr.wr_id, wr.opcode));
+        if self.probes == Probes::Silent {
+            return;
+        }
+        if wr.opcode == IBV_WR_RDMA_READ && self.probes == Probes::Answered {
+            // SAFETY: a read has one slice.
+            let to = unsafe { *wr.sg_list };
+            // SAFETY: a read has this member.
+            let from = unsafe { wr.wr.rdma }.remote_addr;
+            let [from, into] = [from, to.addr].map(|address| ptr::with_exposed_provenance_mut::<u8>(address as usize));
+            // SAFETY: both are registered memory of so many bytes.
+            unsafe { ptr::copy_nonoverlapping(from, into, to.length as usize) };
+        }
+        let greeted = if wr.opcode == IBV_WR_SEND { self.greetings.remove(&qp.addr()) } else { None };
+        for wr_id in greeted.into_iter().chain([wr.wr_id]) {
+            self.completions.push_back(ibv_wc { wr_id, status: IBV_WC_SUCCESS, ..zeroed() });
         }
     }
 
@@ -452,8 +493,12 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
                 *at(bad) = next;
                 return libc::ENOMEM;
             }
-            world.posted.push((at(next).wr_id, at(next).opcode));
-            world.window_request(qp, at(next));
+            if at(next).wr_id & PROBE == 0 {
+                world.posted.push((at(next).wr_id, at(next).opcode));
+                world.window_request(qp, at(next));
+            } else {
+                world.probe_request(qp, at(next));
+            }
             taken += 1;
             next = at(next).next;
         }
@@ -461,13 +506,20 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
     })
 }
 
-unsafe extern "C" fn post_recv(_: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
     world(|world| {
         if world.fails("post_recv") {
             *at(bad) = wr;
             return libc::EINVAL;
         }
-        world.posted.push((at(wr).wr_id, u32::MAX));
+        match at(wr).wr_id {
+            greeting if greeting & PROBE != 0 => {
+                assert_eq!(greeting & RECEIVE, RECEIVE);
+                world.greetings.insert(qp.addr(), greeting);
+                world.greetings_posted.push(greeting);
+            }
+            own => world.posted.push((own, u32::MAX)),
+        }
         0
     })
 }
