@@ -43,18 +43,21 @@ impl Engine {
     /// Works out the candidates and offers the first.
     pub(super) fn agree(&mut self, id: LinkId) {
         let Some(link) = self.links.get(&id) else { return };
-        let mut candidates = VecDeque::new();
+        let mut candidates = Vec::new();
         let mut notes: Vec<String> = Vec::new();
         for rail in 0..self.rails.len() {
             match self.path_over(rail, link) {
-                Ok(_) => candidates.push_back(rail),
+                Ok(_) => candidates.push(rail),
                 Err(note) if notes.contains(&note) => {} // of another device of that path
                 Err(note) => notes.push(note),
             }
         }
+        let troubles = self.prefer_what_works(link, &mut candidates);
         let Some(link) = self.links.get_mut(&id) else { return };
         link.state = State::Agreeing;
-        link.candidates = candidates;
+        link.candidates = VecDeque::from(candidates);
+        link.fell_back |= !troubles.is_empty();
+        notes.extend(troubles);
         for note in notes {
             link.note(&note);
         }
@@ -96,6 +99,7 @@ impl Engine {
                 }
                 Err(error) => {
                     let text = format!("not {}: {error}", self.rails[rail].name());
+                    self.note_trouble(id, rail, &error.to_string());
                     if let Some(link) = self.links.get_mut(&id) {
                         link.note(&text);
                         link.fell_back = true;
@@ -239,10 +243,14 @@ impl Engine {
     }
 
     pub(super) fn queue_pair_refused(&mut self, id: LinkId, connection: u32, code: QueuePairCode, text: &str) {
-        let Some(link) = self.links.get_mut(&id) else { return };
+        let Some(link) = self.links.get(&id) else { return };
         if link.state != State::Agreeing || link.role != Role::Initiator || link.offered != connection {
             return;
         }
+        if let (QueuePairCode::Failed, Some(rail)) = (code, link.rail) {
+            self.note_trouble(id, rail, &format!("the peer refused: {text}"));
+        }
+        let Some(link) = self.links.get_mut(&id) else { return };
         link.note(&format!("the peer refused: {text}"));
         // What its policy rules out was no choice; what it lacks or fails at was (I6).
         link.fell_back |= code != QueuePairCode::NotAllowed;
@@ -265,6 +273,8 @@ impl Engine {
         if self.links.get(&id).is_some_and(|link| link.role == Role::Initiator || self.is_vouched_for(link)) {
             self.by_incarnation.insert(incarnation, id);
         }
+        self.await_proof(id);
+        self.plan_return(id);
         self.say_again(id, incarnation);
         self.send_closes(id); // first: what is still held counts against what is asked for next
         self.send_requests(id);
@@ -289,36 +299,43 @@ impl Engine {
             }
         }
         for id in failed {
-            let Some(link) = self.links.get_mut(&id) else { continue };
-            let why = link
-                .queue_pair
-                .as_ref()
-                .and_then(QueuePair::failure)
-                .map_or("closed by the peer".to_owned(), |e| e.to_string());
-            let why = format!("the {} queue pair failed: {why}", link.path);
-            if link.role == Role::Initiator
-                && !link.proven
-                && !link.candidates.is_empty()
-                && link.granted.is_empty()
-                && link.held.is_empty()
-            {
-                link.note(&why);
-                let gets: Vec<_> = link.gets.iter().copied().collect();
-                for get in gets {
-                    self.await_link(get);
-                }
-                self.offer_next(id);
-            } else if link.role == Role::Responder && !link.proven {
-                // The peer's dialer sees the same and offers another path or leaves.
-                link.state = State::Agreeing;
-                link.handshake = Some(self.timers.set(self.now + self.config.times.handshake, Timer::Handshake(id)));
-            } else {
-                // A peer that leaves takes its queue pair down and then says goodbye: leases that it closes with its last
-                // words are worth waiting for.
-                link.state = State::Broken;
-                link.note(&why);
-                self.timers.set(self.now + LAST_WORDS, Timer::Broken(id, why));
+            let Some(link) = self.links.get(&id) else { continue };
+            let failure = link.queue_pair.as_ref().and_then(QueuePair::failure);
+            let why = failure.map_or("closed by the peer".to_owned(), |failure| failure.to_string());
+            self.queue_pair_failed(id, &why);
+        }
+    }
+
+    /// The queue pair of a link does not work, or no more: the next candidate if it never did and nothing hangs on it, a new
+    /// link otherwise.
+    pub(super) fn queue_pair_failed(&mut self, id: LinkId, why: &str) {
+        if let Some(rail) = self.links.get(&id).and_then(|link| link.rail) {
+            self.note_trouble(id, rail, why);
+        }
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let why = format!("the {} queue pair failed: {why}", link.path);
+        if link.role == Role::Initiator
+            && !link.proven
+            && !link.candidates.is_empty()
+            && link.granted.is_empty()
+            && link.held.is_empty()
+        {
+            link.note(&why);
+            let gets: Vec<_> = link.gets.iter().copied().collect();
+            for get in gets {
+                self.await_link(get);
             }
+            self.offer_next(id);
+        } else if link.role == Role::Responder && !link.proven {
+            // The peer's dialer sees the same and offers another path or leaves.
+            link.state = State::Agreeing;
+            link.handshake = Some(self.timers.set(self.now + self.config.times.handshake, Timer::Handshake(id)));
+        } else {
+            // A peer that leaves takes its queue pair down and then says goodbye: leases that it closes with its last
+            // words are worth waiting for.
+            link.state = State::Broken;
+            link.note(&why);
+            self.timers.set(self.now + LAST_WORDS, Timer::Broken(id, why));
         }
     }
 

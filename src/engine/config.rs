@@ -58,6 +58,9 @@ pub struct Times {
     pub drift_margin: Tick,
     /// From connecting until both ends know each other.
     pub handshake: Tick,
+    /// How long a queue pair over a network of its own may take until something has come over it, where another path can be
+    /// used instead.
+    pub probe: Tick,
     /// How long a finished lease may wait for company before the peer is told.
     pub close_batch: Tick,
     /// How long reads that a deadline overtook may go on before their queue pair is broken.
@@ -73,6 +76,7 @@ impl Default for Times {
             lease: 30_000 * MS,
             drift_margin: 300 * MS,
             handshake: 5_000 * MS,
+            probe: 1_000 * MS,
             close_batch: MS / 2,
             fence_grace: 250 * MS,
             fence_poll: 2 * MS,

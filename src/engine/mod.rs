@@ -35,6 +35,7 @@ mod rail;
 mod stats;
 mod timers;
 mod tries;
+mod trouble;
 mod trust;
 mod waiting;
 
@@ -63,6 +64,7 @@ use timers::Timers;
 use towline_control::address::Address;
 use towline_core::transfer::TransferTable;
 use towline_verbs::{Completion, Device, Memory};
+use trouble::Troubles;
 
 /// Nanoseconds of a clock that also counts while the machine is suspended.
 pub type Tick = u64;
@@ -130,6 +132,10 @@ enum Timer {
     Remote(OperationId),
     /// An operation that waits for consumers.
     Consumers(OperationId),
+    /// Whether something has come over a link's queue pair, by the number of its offer, in so much time.
+    Proof(LinkId, u32, Tick),
+    /// Whether a link can go back to a better path than the one of that offer.
+    Return(LinkId, u32),
 }
 
 /// The machine. See the [module](self).
@@ -148,6 +154,7 @@ pub struct Engine {
     by_address: BTreeMap<String, LinkId>,
     by_incarnation: BTreeMap<[u8; 16], LinkId>,
     queue_pairs: BTreeMap<(usize, u32), LinkId>,
+    troubles: Troubles,
 
     payloads: Vec<PayloadSlot>,
     free_slots: Vec<u32>,
@@ -217,6 +224,7 @@ impl Engine {
             by_address: BTreeMap::new(),
             by_incarnation: BTreeMap::new(),
             queue_pairs: BTreeMap::new(),
+            troubles: Troubles::default(),
             payloads: Vec::new(),
             free_slots: Vec::new(),
             keys: BTreeMap::new(),
@@ -388,6 +396,8 @@ impl Engine {
                 Timer::Abandoned(transfer) => self.abandoned_deadline(transfer),
                 Timer::Remote(operation) => self.remote_again(operation),
                 Timer::Consumers(operation) => self.consumers_deadline(operation),
+                Timer::Proof(link, offered, patience) => self.proof_deadline(link, offered, patience),
+                Timer::Return(link, offered) => self.return_deadline(link, offered),
             }
         }
     }

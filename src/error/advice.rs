@@ -77,6 +77,9 @@ impl ErrorKind {
                     "raise the limit of locked memory (`ulimit -l`), or build the endpoint with a smaller `pool_size`"
                 }
                 Cause::Limit { .. } => "wait until operations have ended, or raise that limit",
+                Cause::PathDown { .. } => {
+                    "look at the port, its cable and the switches on the way, or allow another path; then try again"
+                }
                 Cause::Disconnected => "look at why the peer ended or the network broke, then try again",
                 Cause::Unsupported { .. } | Cause::NotFound { .. } => {
                     "see what `towline devices` says of this machine, or allow another path"

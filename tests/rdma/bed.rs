@@ -25,6 +25,11 @@ pub(crate) fn on(side: usize) -> Options {
     Options::default().paths("rdma").device(&devices()[side])
 }
 
+/// The same, and TCP besides.
+pub(crate) fn or_tcp(side: usize) -> Options {
+    on(side).paths("rdma,tcp")
+}
+
 /// A consumer of this process on one device, and a producer in another on the other.
 pub(crate) struct Ends {
     pub(crate) here: Endpoint,
