@@ -28,7 +28,7 @@ pub trait Provider: Debug + Send + Sync {
     /// Opens a device by name.
     ///
     /// # Errors
-    /// [`Cause::NotFound`], or what the system says.
+    /// [`Cause::NotFound`](crate::Cause::NotFound), or what the system says.
     #[doc(alias = "ibv_open_device")]
     fn open(&self, name: &str) -> Result<Device>;
 }
