@@ -100,11 +100,13 @@ impl Word {
 
     #[inline]
     pub(crate) fn hint_add(&self, value: u64) -> u64 {
+        read_modify_write();
         self.hinted().fetch_add(value, Relaxed)
     }
 
     #[inline]
     pub(crate) fn hint_max(&self, value: u64) {
+        read_modify_write();
         self.hinted().fetch_max(value, Relaxed);
     }
 
