@@ -5,7 +5,7 @@
 
 mod pools;
 
-use pools::{Bare, GRANULE, OffsetAllocator, ParkingLot, Pool, Rlsf, StdMutex, Towline};
+use pools::{Bare, Buddy, GRANULE, OffsetAllocator, ParkingLot, Pool, Rlsf, StdMutex, Towline};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -370,4 +370,12 @@ fn main() {
     bench::<ParkingLot<OffsetAllocator>>(&options, "offset-allocator parking_lot", &[1, 2], gib, all, false);
     bench::<ParkingLot<Rlsf>>(&options, "rlsf parking_lot", &[1, 2], gib, all, false);
     bench::<StdMutex<Rlsf>>(&options, "rlsf std mutex", &[1, 2], gib, all, false);
+    bench::<ParkingLot<Buddy>>(
+        &options,
+        "buddy_system_allocator parking_lot (powers of two)",
+        &[1, 2],
+        gib,
+        all,
+        false,
+    );
 }

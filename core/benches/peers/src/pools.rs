@@ -148,7 +148,57 @@ impl Raw for OffsetAllocator {
     }
 }
 
-/// It keeps its headers in the memory that it manages, which is therefore real here, and touched.
+/// Memory for those that keep their headers in what they manage, and touched: where it begins, at a multiple of the largest
+/// extent, and the length. One, used again by the next pool: only one lives at a time.
+fn arena(granules: u64) -> (usize, usize) {
+    static ARENA: Mutex<Option<usize>> = Mutex::new(None);
+    let len = (granules * GRANULE) as usize;
+    let mut made = ARENA.lock().expect("no thread has panicked");
+    let arena = made.get_or_insert_with(|| {
+        let align = 2048 * GRANULE as usize;
+        let bytes = vec![1u8; len + align].leak();
+        (bytes.as_ptr() as usize).next_multiple_of(align)
+    });
+    (*arena, len)
+}
+
+/// Rounds every length up to a power of two.
+pub struct Buddy {
+    heap: buddy_system_allocator::Heap<31>,
+    arena: usize,
+}
+
+fn memory_layout(granules: u64) -> std::alloc::Layout {
+    std::alloc::Layout::from_size_align((granules * GRANULE) as usize, GRANULE as usize).expect("small enough")
+}
+
+impl Raw for Buddy {
+    type Token = At;
+
+    fn make(granules: u64) -> Self {
+        let (arena, len) = arena(granules);
+        let mut heap = buddy_system_allocator::Heap::empty();
+        // SAFETY: the arena is leaked, `len` bytes long from this place, and no other pool of it lives.
+        unsafe { heap.init(arena, len) };
+        Self { heap, arena }
+    }
+
+    fn alloc(&mut self, granules: u64) -> Option<At> {
+        self.heap.alloc(memory_layout(granules)).ok().map(|at| At(at.as_ptr() as usize, self.arena))
+    }
+
+    fn free(&mut self, token: At, granules: u64) {
+        let at = NonNull::new(token.0 as *mut u8).expect("allocated");
+        // SAFETY: allocated by this pool with this layout, and freed once.
+        unsafe { self.heap.dealloc(at, memory_layout(granules)) };
+    }
+
+    fn place(token: &At) -> u64 {
+        (token.0 - token.1) as u64 / GRANULE
+    }
+}
+
+/// It keeps its headers in the memory that it manages.
 pub struct Rlsf {
     tlsf: rlsf::Tlsf<'static, u32, u32, 28, 32>,
     arena: usize,
@@ -161,14 +211,7 @@ impl Raw for Rlsf {
     type Token = At;
 
     fn make(granules: u64) -> Self {
-        // One arena, used again by the next pool: only one lives at a time.
-        static ARENA: Mutex<Option<(usize, usize)>> = Mutex::new(None);
-        let len = (granules * GRANULE) as usize;
-        let mut made = ARENA.lock().expect("no thread has panicked");
-        let (arena, _) = *made.get_or_insert_with(|| {
-            let bytes = vec![1u8; len + 2 * GRANULE as usize].leak();
-            (bytes.as_ptr().align_offset(GRANULE as usize) + bytes.as_ptr() as usize, len)
-        });
+        let (arena, len) = arena(granules);
         let mut tlsf = rlsf::Tlsf::new();
         // SAFETY: the arena is leaked, `len` bytes long from this aligned place, and no other pool of it lives.
         let block = unsafe { std::slice::from_raw_parts_mut(arena as *mut MaybeUninit<u8>, len) };
@@ -177,8 +220,7 @@ impl Raw for Rlsf {
     }
 
     fn alloc(&mut self, granules: u64) -> Option<At> {
-        let layout = std::alloc::Layout::from_size_align((granules * GRANULE) as usize, GRANULE as usize).ok()?;
-        self.tlsf.allocate(layout).map(|at| At(at.as_ptr() as usize, self.arena))
+        self.tlsf.allocate(memory_layout(granules)).map(|at| At(at.as_ptr() as usize, self.arena))
     }
 
     fn free(&mut self, token: At, _: u64) {
