@@ -144,8 +144,13 @@ fn thirty_two_peers_get_from_one_producer_and_leave_nothing() {
 #[test]
 #[ignore = "needs RDMA devices: tests/rxe/run"]
 fn a_thousand_transfers_leave_what_is_open_as_it_was() {
-    const TRANSFERS: u64 = 1000;
-    if !alone("transfers::a_thousand_transfers_leave_what_is_open_as_it_was") {
+    leave_what_is_open_as_it_was("transfers::a_thousand_transfers_leave_what_is_open_as_it_was", 1000);
+}
+
+/// Runs so many transfers in a process of their own, the test called `name` anew, and looks at what is open and how large the
+/// processes are.
+pub(crate) fn leave_what_is_open_as_it_was(name: &str, transfers: u64) {
+    if !alone(name) {
         return;
     }
     let ends = Ends::new(4 * MIB);
@@ -167,12 +172,12 @@ fn a_thousand_transfers_leave_what_is_open_as_it_was() {
         carry(number);
     }
     let (before, own_kib) = (open(), ends.there.own_kib());
-    for number in 0..TRANSFERS {
+    for number in 0..transfers {
         carry(number);
     }
     assert_eq!(open(), before);
     let grown = ends.there.own_kib().saturating_sub(own_kib);
-    assert!(grown < 1024, "the producer has grown by {grown} KiB in {TRANSFERS} transfers");
+    assert!(grown < 1024, "the producer has grown by {grown} KiB in {transfers} transfers");
     assert_eq!(ends.here.stats().bytes.len(), 1);
     ends.assert_whole();
 }

@@ -100,6 +100,42 @@ fn a_fence_stops_the_peers_reads() {
     assert!(bytes(&to, 0, LEN).iter().all(|&byte| byte == 0x11), "what was read is from before the fence");
 }
 
+// The owner of the memory fences it, whatever its peer goes on to write.
+#[test]
+#[ignore = "needs RDMA devices: tests/rxe/run"]
+fn a_fence_stops_the_peers_writes() {
+    const LEN: u64 = 4 << 20;
+    let p = pair();
+    let (from, to) = (p.a.memory(LEN), p.b.memory(LEN));
+    from.memory().write(0, &vec![0x11; LEN as usize]).unwrap();
+    for id in 0..16 {
+        p.b.receive(id, None);
+        let remote = Some(to.remote(0, LEN).unwrap());
+        p.a.post(id, Opcode::WriteWithImmediate(id as u32), vec![slice(&from, 0, LEN)], remote);
+    }
+    let mut received = Vec::new();
+    drive(&[&p.b.device], || p.b.cq.poll(&mut received, 1) == 1);
+    p.b.qp.to_error();
+    assert!(p.b.qp.is_fenced());
+    // The owner uses the memory again.
+    to.memory().write(0, &vec![0xEE; LEN as usize]).unwrap();
+    let mut done = Vec::new();
+    drive(&[&p.a.device], || {
+        done.extend(p.a.poll());
+        done.len() >= 16
+    });
+    assert!(done.iter().any(|c| c.status != CompletionStatus::Success), "it was in the middle");
+    assert!(bytes(&to, 0, LEN).iter().all(|&byte| byte == 0xEE), "not a byte came late");
+    drive(&[&p.b.device], || {
+        received.extend(p.b.poll());
+        received.len() >= 16
+    });
+    let ended: Vec<_> = received.iter().map(|c| c.id).collect();
+    assert_eq!(ended, (0..16).collect::<Vec<_>>());
+    assert_eq!((received[0].status, received[0].immediate), (CompletionStatus::Success, Some(0)));
+    assert_eq!(received[15].status, CompletionStatus::Flushed);
+}
+
 #[test]
 #[ignore = "needs RDMA devices: tests/rxe/run"]
 fn handles_are_dropped_in_any_order() {
