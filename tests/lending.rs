@@ -153,7 +153,7 @@ fn a_reader_that_reads_again_and_again_does_not_keep_a_put_from_returning() {
         let expected = hash(&Spec::bytes(LEN, 1).parts[0].bytes());
         let mut passes = 0;
         while !putting.is_finished() {
-            // Nothing leaves but what the thread of the put itself sends: the passes are its own work.
+            // The put drives one pass; while it copies, in a few milliseconds, other threads may serve some more.
             assert_eq!(hash(&consumer.read(granted.segments[0]).unwrap()), expected);
             passes += 1;
         }
