@@ -31,6 +31,24 @@ fn a_full_pool_says_need_free_and_largest_at_the_deadline() {
 }
 
 #[test]
+fn what_can_never_be_put_does_not_wait_for_room() {
+    let endpoint = endpoint(MIB);
+    let held = endpoint.alloc(MIB as usize).unwrap();
+    let bytes = vec![1; 256 << 10];
+    let part = |shape| [Part::bytes("part", DType::F32, shape, &bytes)];
+    let started = Instant::now();
+    let error = endpoint.put("key", part(&[7])).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::PartMalformed { part: 0, .. }), "{error}");
+    let error = endpoint.put("k".repeat(5000), part(&[64 << 10])).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::KeyTooLong { .. }), "{error}");
+    let error = endpoint.put_with("key", part(&[64 << 10]), &PutOptions::new().consumers(0)).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::BadOption { option: "consumers", .. }), "{error}");
+    assert!(started.elapsed() < SLACK);
+    drop(held);
+    assert_whole(&endpoint);
+}
+
+#[test]
 fn with_no_time_nobody_waits() {
     let endpoint = endpoint(MIB);
     let _all = endpoint.alloc(MIB as usize).unwrap();

@@ -4,6 +4,7 @@ use super::consume::{named, subject};
 use super::fill::{FILL_STEP, Fill, fill};
 use super::{Endpoint, deadline_of, lock};
 use crate::engine::{NewPart, PayloadId};
+use crate::layout::Layout;
 use crate::payload::{Data, Part};
 use crate::sys;
 use crate::{Buffer, Error, ErrorKind, PutOptions, Result, Ticket};
@@ -13,6 +14,19 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use towline_verbs::memory;
+
+/// Whether each part has as many bytes as its dtype and shape say.
+fn check_layout(parts: &[Part<'_>]) -> Result<()> {
+    let mut layout = Layout::default();
+    for part in parts {
+        let len = match &part.data {
+            Data::Bytes(bytes) => bytes.len(),
+            Data::Buffer(buffer) => buffer.len(),
+        };
+        layout.push(part.name, part.dtype, part.shape, len as u64).map_err(|kind| Error::new(PUT, kind))?;
+    }
+    Ok(())
+}
 
 const ALLOC: &str = "alloc";
 const PUT: &str = "put";
@@ -174,6 +188,9 @@ impl Endpoint {
         let shared = self.shared();
         shared.check(PUT)?;
         let parts: Vec<Part<'a>> = parts.into_iter().collect();
+        // What can't be put is not waited for.
+        shared.driver.with(|engine| engine.check_put(sys::boot_clock(), key, parts.len(), options))?;
+        check_layout(&parts)?;
         let copied = parts.iter().filter_map(|part| match &part.data {
             Data::Bytes(bytes) if !bytes.is_empty() => Some(bytes.len() as u64),
             Data::Bytes(_) | Data::Buffer(_) => None,

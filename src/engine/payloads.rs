@@ -78,8 +78,34 @@ impl fmt::Debug for Payload {
     }
 }
 
+const PUT: &str = "put";
+
 /// Publishing.
 impl Engine {
+    /// Whether a payload of so many parts may be put under `key` with these options.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put), but for what only the parts tell.
+    pub fn check_put(&mut self, now: Tick, key: &[u8], parts: usize, options: &PutOptions) -> Result<()> {
+        self.advance(now);
+        self.check_open(PUT)?;
+        let fail = |kind| Err(Error::new(PUT, kind));
+        self.check_key(PUT, key)?;
+        if options.consumers == 0 {
+            return fail(ErrorKind::BadOption {
+                option: "consumers",
+                why: "a payload is for one consumer or more".into(),
+            });
+        }
+        if options.time_to_live.is_zero() {
+            return fail(ErrorKind::BadOption { option: "time_to_live", why: "it is zero".into() });
+        }
+        if parts == 0 {
+            return fail(ErrorKind::PartCount { count: 0, max: crate::layout::MAX_PARTS });
+        }
+        Ok(())
+    }
+
     /// Publishes a payload whose first `watermark` bytes are there already (all of them when its parts are finished
     /// buffers: `None`); with a watermark, [`filled`](Self::filled) must be called in the end. Another payload under the
     /// same key is replaced: it can't be got any more, its readers are not disturbed.
@@ -94,23 +120,8 @@ impl Engine {
         watermark: Option<u64>,
         options: &PutOptions,
     ) -> Result<(PayloadId, Layout)> {
-        const PUT: &str = "put";
-        self.advance(now);
-        self.check_open(PUT)?;
+        self.check_put(now, key, parts.len(), options)?;
         let fail = |kind| Err(Error::new(PUT, kind));
-        self.check_key(PUT, key)?;
-        if options.consumers == 0 {
-            return fail(ErrorKind::BadOption {
-                option: "consumers",
-                why: "a payload is for one consumer or more".into(),
-            });
-        }
-        if options.time_to_live.is_zero() {
-            return fail(ErrorKind::BadOption { option: "time_to_live", why: "it is zero".into() });
-        }
-        if parts.is_empty() {
-            return fail(ErrorKind::PartCount { count: 0, max: crate::layout::MAX_PARTS });
-        }
         let mut layout = Layout::default();
         let mut buffers = Vec::with_capacity(parts.len());
         let mut loans = Vec::with_capacity(parts.len());

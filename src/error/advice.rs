@@ -73,6 +73,7 @@ impl ErrorKind {
                 Cause::Limit { what: "free huge pages", .. } => {
                     "give the machine more of them (`vm.nr_hugepages`), or build with `HugePages::Try`"
                 }
+                Cause::Limit { what: "free memory of this machine" | "address space", .. } => "ask for less memory",
                 Cause::Limit { what: "memlock (ulimit -l)", .. } => {
                     "raise the limit of locked memory (`ulimit -l`), or build the endpoint with a smaller `pool_size`"
                 }

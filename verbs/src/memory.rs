@@ -89,7 +89,7 @@ impl Memory {
     ///
     /// # Errors
     /// What the system says; [`Cause::Limit`](crate::Cause::Limit) when huge pages are required and not free, with the
-    /// numbers of huge pages, or when `len` is more than an address space holds.
+    /// numbers of huge pages, or when `len` is more than an address space holds, or than this machine has free.
     pub fn shared(len: u64, huge_pages: HugePages) -> Result<Self> {
         Ok(Self(Arc::new(segment::Shared::create(len, huge_pages)?)))
     }
@@ -329,6 +329,10 @@ mod tests {
             let error = Memory::shared(len, HugePages::Off).unwrap_err();
             assert_eq!(error.cause, Cause::Limit { what: "address space", have: isize::MAX as u64, need: len });
         }
+        let need = 1u64 << 45; // more than any machine that runs this test has
+        let error = Memory::shared(need, HugePages::Off).unwrap_err();
+        let Cause::Limit { what: "free memory of this machine", have, .. } = error.cause else { panic!("{error}") };
+        assert!(have > 1 << 20 && have < need);
     }
 
     #[test]

@@ -69,6 +69,13 @@ impl Shared {
             Ok(size) if size <= isize::MAX as usize - HUGE_ALIGN => size,
             _ => return Err(too_large),
         };
+        // To populate more than there is would have the kernel end some process.
+        if page == page_size()
+            && size >= PARALLEL
+            && let Some(have) = free_memory().filter(|have| *have < len)
+        {
+            return Err(Error::new(VERB, Cause::Limit { what: "free memory of this machine", have, need: len }));
+        }
         file.set_len(len).map_err(|e| Error::from_io(VERB, "ftruncate", &e))?;
         let align = if size >= HUGE_ALIGN { HUGE_ALIGN } else { ALIGN }.max(page as usize);
         let map = Mapping::writable(file.as_fd(), size, align).map_err(|e| Error::from_io(VERB, "mmap", &e))?;
@@ -84,6 +91,17 @@ impl Shared {
         }
         Ok(Self { file, map, page })
     }
+}
+
+/// Bytes of memory and swap that can still be had, if the system tells.
+fn free_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    Some(meminfo(&text, "MemAvailable:")?.saturating_add(meminfo(&text, "SwapFree:").unwrap_or(0)))
+}
+
+fn meminfo(text: &str, field: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Makes every page present, so that neither a copy nor a peer's view meets a page that has yet to be allocated.
