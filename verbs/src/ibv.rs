@@ -27,10 +27,16 @@
 //! [`MemoryWindow::is_bound`](crate::MemoryWindow::is_bound) tells when the peer may have the key.
 //! [`IbvProvider::without_windows`] leaves them unused.
 //!
+//! # Posting
+//!
+//! A batch is posted as a whole, with one doorbell, or not at all. Sends and writes of a few bytes are taken then and there
+//! (inline) where the device can. One request in several asks the device for a completion, which tells of those before it;
+//! callers get one for each all the same. Neither send queue nor completion queue can overflow: places are held until the
+//! caller has polled. [`Posting::Extended`] builds requests by functions where the device has them.
+//!
 //! # What is not here yet
 //!
-//! Inline sends, selective signalling, extended posting, iWARP, splitting a region
-//! that is larger than the device takes (it is refused), device memory.
+//! iWARP, splitting a region that is larger than the device takes (it is refused), device memory.
 
 use crate::backend::Provider;
 use crate::{Capabilities, Cause, Device, DeviceInfo, Error, ProviderKind, Result};
@@ -82,11 +88,24 @@ fn unavailable(verb: &'static str, reason: &Unavailable) -> Error {
     Error::new(verb, cause)
 }
 
+/// How requests are handed to the library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[doc(alias = "ibv_wr_post")]
+pub enum Posting {
+    /// As a chain of structs (`ibv_post_send`). Every device has it.
+    #[default]
+    Classic,
+    /// By functions that put each request where the device finds it (`ibv_wr_*`), where the device has them, and as a chain
+    /// elsewhere.
+    Extended,
+}
+
 /// The libibverbs provider.
 #[derive(Debug, Clone)]
 pub struct IbvProvider {
     library: &'static Library,
     windows: bool,
+    posting: Posting,
 }
 
 impl IbvProvider {
@@ -96,7 +115,7 @@ impl IbvProvider {
     /// [`Cause::NotFound`] without the library; [`Cause::Unsupported`] with one that is too old.
     pub fn new() -> Result<Self> {
         match Library::load() {
-            Ok(library) => Ok(Self { library, windows: true }),
+            Ok(library) => Ok(Self::over(library)),
             Err(reason) => Err(unavailable("load", &reason)),
         }
     }
@@ -117,13 +136,18 @@ impl IbvProvider {
         let found = self.open_each("open_device", |other| other == name.device)?.into_iter().next();
         let found = found.ok_or(Error::new("open_device", Cause::NotFound { what: "RDMA device" }))?;
         let (info, port) = found.describe(name.port, name.gid_index)?;
-        Ok(Device::from_backend(Arc::new(device::IbvDevice::new(found.context, info, port)?)))
+        Ok(Device::from_backend(Arc::new(device::IbvDevice::new(found.context, info, port, self.posting)?)))
     }
 
-    /// A provider over another table of functions.
-    #[cfg(test)]
+    /// A provider over a table of functions.
     fn over(library: &'static Library) -> Self {
-        Self { library, windows: true }
+        Self { library, windows: true, posting: Posting::default() }
+    }
+
+    /// How queue pairs of devices that are opened from now on post.
+    #[must_use]
+    pub fn posting(self, posting: Posting) -> Self {
+        Self { posting, ..self }
     }
 
     /// Opens each device of the list that `wanted` takes by its name.

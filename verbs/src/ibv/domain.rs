@@ -7,10 +7,12 @@ use super::queue_pair::{Core, Handle, bind};
 use super::{failed, sys};
 use crate::backend::{CqBackend, MrBackend, MwBackend, PdBackend, QpBackend};
 use crate::memory::Loan;
-use crate::{Access, Cause, Error, Memory, QueuePairCapacity, RemoteSlice, Result};
+use crate::{Access, Cause, Error, Memory, MemoryKind, QueuePairCapacity, RemoteSlice, Result};
 use core::any::Any;
 use core::fmt;
-use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
+use rdma_core_sys::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_sge,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A protection domain.
@@ -107,23 +109,27 @@ fn rights(access: Access) -> i32 {
 pub(super) struct Region {
     pub(super) raw: sys::Region,
     pub(super) domain: Arc<sys::Domain>,
-    memory: Memory,
     pub(super) access: Access,
+    /// Whether this process's processor reaches it too.
+    pub(super) is_near: bool,
+    /// The address of the first byte, as the device knows it.
+    base: u64,
+    len: u64,
+    memory: Memory,
 }
 
 // The keys are secrets (I14).
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IbvRegion")
-            .field("len", &self.memory.len())
-            .field("access", &self.access)
-            .finish_non_exhaustive()
+        f.debug_struct("IbvRegion").field("len", &self.len).field("access", &self.access).finish_non_exhaustive()
     }
 }
 
 impl Region {
     pub(super) fn new(raw: sys::Region, domain: Arc<sys::Domain>, memory: Memory, access: Access) -> Self {
-        Self { raw, domain, memory, access }
+        // Exposed, as the library's provider makes a pointer of it when it takes bytes at once.
+        let base = memory.address().expose_provenance() as u64;
+        Self { raw, domain, access, is_near: memory.kind() == MemoryKind::Host, base, len: memory.len(), memory }
     }
 
     pub(super) fn memory(&self) -> &Memory {
@@ -131,12 +137,18 @@ impl Region {
     }
 
     pub(super) fn len(&self) -> u64 {
-        self.memory.len()
+        self.len
+    }
+
+    /// Bytes `offset..offset + length`, for a request; the range has been checked.
+    #[inline]
+    pub(super) fn sge(&self, offset: u64, length: u32) -> ibv_sge {
+        ibv_sge { addr: self.base + offset, length, lkey: self.raw.local_key() }
     }
 
     /// The address of the byte at `offset`, as the device knows it.
     pub(super) fn address(&self, offset: u64) -> u64 {
-        self.memory.address().addr() as u64 + offset
+        self.base + offset
     }
 }
 

@@ -1,15 +1,15 @@
 //! Queue pairs: what is posted and not completed, the way through the states, and the end.
 //!
 //! A request's number, as the device knows it, holds the queue pair's serial number (32 bits), whether it is a receive, for a
-//! window, or of the probe (1 bit each), and its slot (29 bits). So a completion finds its request also where the device uses
-//! a queue pair's own number again.
+//! window, or of the probe (1 bit each), and its slot or number (29 bits). So a completion finds its request also where the
+//! device uses a queue pair's own number again.
 
 use super::address::Address;
 use super::completion_queue::{Account, Cq};
 use super::device::IbvDevice;
 use super::domain::Domain;
 use super::probe::Shown;
-use super::{failed, sys};
+use super::{Posting, failed, sys};
 use crate::backend::{QpBackend, ViewBackend};
 use crate::{Cause, Error, QueuePairCapacity, QueuePairState, ReceiveRequest, RemoteSlice, Result, WorkRequest};
 use core::any::Any;
@@ -17,6 +17,7 @@ use core::fmt;
 use core::mem;
 use prove::Probe;
 use rdma_core_sys::*;
+use sends::Sends;
 use slots::Slots;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use windows::Windows;
@@ -25,6 +26,7 @@ mod connect;
 mod end;
 mod post;
 mod prove;
+mod sends;
 mod slots;
 mod windows;
 
@@ -49,6 +51,8 @@ pub(super) struct Core {
     device: Arc<IbvDevice>,
     domain: Arc<sys::Domain>,
     max_sge: usize,
+    /// Longest request whose bytes are taken when it is posted.
+    max_inline: u64,
     sends: (Arc<Cq>, Arc<Account>),
     receives: (Arc<Cq>, Arc<Account>),
     /// What the peer probes the path with.
@@ -65,8 +69,9 @@ struct State {
     pair: Option<sys::Pair>,
     /// Longest message that both ends take.
     max_message: u64,
-    sends: Slots,
+    sends: Sends,
     receives: Slots,
+    chain: sys::Chain,
     windows: Windows,
     probe: Probe,
 }
@@ -105,9 +110,9 @@ impl Core {
             max_recv_wr: capacity.max_recv_wr + prove::RECEIVES,
             max_send_sge: max_sge,
             max_recv_sge: 1,
-            max_inline_data: 0,
+            max_inline_data: post::INLINE_BYTES,
         };
-        let pair = sys::Pair::new(&domain.raw, &sends.raw, &receives.raw, cap);
+        let pair = sys::Pair::new(&domain.raw, [&sends.raw, &receives.raw], cap, device.posting == Posting::Extended);
         let pair = pair.map_err(|error| failed(VERB, "ibv_create_qp", error))?;
         // Receives can be posted from here on.
         let init = ibv_qp_attr {
@@ -128,6 +133,7 @@ impl Core {
             device: device.clone(),
             domain: domain.raw.clone(),
             max_sge: max_sge as usize,
+            max_inline: pair.max_inline().into(),
             sends: (sends, send_account),
             receives: (receives, recv_account),
             shown,
@@ -136,8 +142,9 @@ impl Core {
                 failure: None,
                 pair: Some(pair),
                 max_message: device.port.max_message,
-                sends: Slots::default(),
+                sends: Sends::default(),
                 receives: Slots::default(),
+                chain: sys::Chain::default(),
                 windows: Windows::new(for_windows),
                 probe: Probe::default(),
             }),

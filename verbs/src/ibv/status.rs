@@ -23,6 +23,24 @@ pub(super) fn completion(status: u32) -> CompletionStatus {
     }
 }
 
+/// How requests before one that ended so have ended, which have no completion of their own. What the peer answered, or never
+/// did, was about the oldest that it had not answered yet, so those before were done; where the device gave up by itself that
+/// is not known, and the least is told.
+pub(super) fn of_earlier(status: CompletionStatus) -> CompletionStatus {
+    match status {
+        CompletionStatus::Success
+        | CompletionStatus::RemoteAccess
+        | CompletionStatus::RemoteInvalidRequest
+        | CompletionStatus::RemoteOperation
+        | CompletionStatus::TransportRetryExceeded
+        | CompletionStatus::ReceiverNotReadyExceeded => CompletionStatus::Success,
+        CompletionStatus::Flushed
+        | CompletionStatus::LocalLength
+        | CompletionStatus::LocalProtection
+        | CompletionStatus::LocalOperation => CompletionStatus::Flushed,
+    }
+}
+
 /// What moved the queue pair to the error state when a request ended so; `None` for what did not.
 pub(super) fn failure(status: CompletionStatus, vendor: u32) -> Option<Error> {
     let denied = |what| Cause::Denied { what };

@@ -146,7 +146,7 @@ impl IbvProvider {
     /// # Errors
     /// What is missing.
     pub fn survey() -> Result<Vec<PortInfo>, Absence> {
-        Self { library: Library::load().map_err(Absence::from)?, windows: true }.ports()
+        Self::over(Library::load().map_err(Absence::from)?).ports()
     }
 
     pub(super) fn ports(&self) -> Result<Vec<PortInfo>, Absence> {

@@ -10,11 +10,13 @@
 mod context;
 mod memory;
 mod pair;
+mod post;
 mod queue;
 mod system;
 
 pub(super) use context::Context;
 pub(super) use memory::{Domain, Region, Window};
 pub(super) use pair::Pair;
+pub(super) use post::{Chain, Request};
 pub(super) use queue::{Channel, Queue};
 pub(super) use system::{Any, Bell, gid_bytes, memlock_limit, random_24, random_64};

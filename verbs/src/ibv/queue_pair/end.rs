@@ -4,7 +4,7 @@ use super::{Core, Freed, PROBE, RECEIVE, SLOT, State, WINDOW};
 use crate::ibv::completion_queue::{Ready, Retired};
 use crate::ibv::probe::Read;
 use crate::ibv::{status, sys};
-use crate::{Completion, CompletionStatus, Error, QueuePairState};
+use crate::{Completion, CompletionStatus, Error, Opcode, QueuePairState};
 use rdma_core_sys::*;
 use std::sync::{Arc, PoisonError};
 
@@ -22,31 +22,43 @@ impl Core {
             self.probe_completed(&mut state, wc.wr_id, status, retired);
             return;
         }
-        let is_receive = wc.wr_id & RECEIVE != 0;
-        let (slots, account) = if is_receive {
-            (&mut state.receives, &self.receives.1)
+        let number = wc.wr_id & SLOT;
+        if wc.wr_id & RECEIVE != 0 {
+            let Some(slot) = state.receives.remove(number) else { return };
+            drop(state);
+            let immediate = success && wc.wc_flags & IBV_WC_WITH_IMM != 0;
+            let completion = Completion {
+                bytes: if success { wc.byte_len.into() } else { 0 },
+                immediate: immediate.then(|| u32::from_be(wc.imm_data)),
+                vendor_error: if success { 0 } else { wc.vendor_err },
+                ..self.completion(slot.id, Opcode::Receive, status)
+            };
+            ready.push_back((completion, self.receives.1.clone()));
+            retired.held.push(slot.held);
         } else if wc.wr_id & WINDOW != 0 {
             if self.window_completed(&mut state, wc, &mut retired.freed) {
                 retired.waiting.push(self.clone());
             }
-            return;
-        } else {
-            (&mut state.sends, &self.sends.1)
-        };
-        let Some(slot) = slots.remove(wc.wr_id & SLOT) else { return };
-        drop(state);
-        let bytes = if is_receive { wc.byte_len.into() } else { slot.bytes };
-        let completion = Completion {
-            id: slot.id,
-            status,
-            opcode: slot.opcode,
-            bytes: if success { bytes } else { 0 },
-            immediate: (success && is_receive && wc.wc_flags & IBV_WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data)),
-            queue_pair: self.number,
-            vendor_error: if success { 0 } else { wc.vendor_err },
-        };
-        ready.push_back((completion, account.clone()));
-        retired.held.push(slot.held);
+        } else if let Some(sends) = state.sends.done(number as u32) {
+            let last = sends.len() - 1;
+            for (i, send) in sends.enumerate() {
+                // Those before it asked for no completion of their own.
+                let status = if i == last { status } else { status::of_earlier(status) };
+                let success = status == CompletionStatus::Success;
+                let completion = Completion {
+                    bytes: if success { send.local.iter().map(|slice| slice.len).sum() } else { 0 },
+                    vendor_error: if success || i < last { 0 } else { wc.vendor_err },
+                    ..self.completion(send.id, send.opcode, status)
+                };
+                ready.push_back((completion, self.sends.1.clone()));
+                retired.held.push(send.local);
+            }
+        }
+    }
+
+    /// A completion without bytes.
+    fn completion(&self, id: u64, opcode: Opcode, status: CompletionStatus) -> Completion {
+        Completion { id, status, opcode, bytes: 0, immediate: None, queue_pair: self.number, vendor_error: 0 }
     }
 
     /// Moves it to the error state, with the first cause.
@@ -102,17 +114,11 @@ impl Core {
             freed.regions.extend(state.probe.take().map(Read::into_region));
             (state.sends.take_all(), state.receives.take_all())
         };
-        for (slots, (queue, account)) in [(&sends, &self.sends), (&receives, &self.receives)] {
-            let flushed = slots.iter().map(|slot| Completion {
-                id: slot.id,
-                status: CompletionStatus::Flushed,
-                opcode: slot.opcode,
-                bytes: 0,
-                immediate: None,
-                queue_pair: self.number,
-                vendor_error: 0,
-            });
-            queue.push(flushed.collect(), account);
+        let flushed = CompletionStatus::Flushed;
+        let sends: Vec<_> = sends.iter().map(|send| self.completion(send.id, send.opcode, flushed)).collect();
+        let receives: Vec<_> = receives.iter().map(|slot| self.completion(slot.id, Opcode::Receive, flushed)).collect();
+        for (flushed, (queue, account)) in [(sends, &self.sends), (receives, &self.receives)] {
+            queue.push(flushed, account);
             queue.detach(self.serial);
         }
         true

@@ -101,7 +101,7 @@ impl Core {
         }
         // SAFETY: the slice lies in a region that `state.probe` keeps until the read has completed or `end` has destroyed the
         // queue pair (I1).
-        let posted = unsafe { pair.post_send(&mut chain, &mut slices) };
+        let posted = unsafe { pair.post_chain(&mut chain, &mut slices) };
         posted.map_err(|(error, _)| failed(VERB, "ibv_post_send (probe)", error))
     }
 

@@ -1,9 +1,9 @@
-//! Requests that the device has.
+//! Receives that the device has. They may complete in any order, so each has a slot.
 
-use crate::{LocalSlice, Opcode};
+use crate::LocalSlice;
 use core::mem;
 
-/// Requests that the device has.
+/// The receives.
 #[derive(Default)]
 pub(super) struct Slots {
     slots: Vec<Option<Slot>>,
@@ -14,15 +14,13 @@ pub(super) struct Slots {
 /// One of them. It keeps its memory registered.
 pub(super) struct Slot {
     pub(super) id: u64,
-    pub(super) opcode: Opcode,
-    pub(super) bytes: u64,
     pub(super) held: Vec<LocalSlice>,
     order: u64,
 }
 
 impl Slots {
-    pub(super) fn insert(&mut self, id: u64, opcode: Opcode, bytes: u64, held: Vec<LocalSlice>) -> u64 {
-        let slot = Slot { id, opcode, bytes, held, order: self.posted };
+    pub(super) fn insert(&mut self, id: u64, held: Vec<LocalSlice>) -> u64 {
+        let slot = Slot { id, held, order: self.posted };
         self.posted += 1;
         match self.free.pop() {
             Some(at) => {

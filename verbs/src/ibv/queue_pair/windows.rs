@@ -269,7 +269,7 @@ impl Core {
             wr.wr_id = u64::from(self.serial) << 32 | WINDOW | number;
             let Some(pair) = &state.pair else { return };
             // SAFETY: a bind opens memory of a region that the entry holds until its key is invalid or the queue pair gone.
-            match unsafe { pair.post_send(core::slice::from_mut(&mut wr), &mut []) } {
+            match unsafe { pair.post_chain(core::slice::from_mut(&mut wr), &mut []) } {
                 Ok(()) => {
                     state.windows.posted += 1;
                     if let Some(entry) = state.windows.get(slot).filter(|_| !invalidates) {

@@ -1,6 +1,6 @@
 //! Queue pairs.
 
-use super::{Domain, Queue};
+use super::{Domain, Queue, post};
 use core::ptr::{self, NonNull};
 use rdma_core_sys::*;
 use std::sync::Arc;
@@ -11,6 +11,9 @@ pub(in crate::ibv) struct Pair {
     pub(super) domain: Arc<Domain>,
     pub(super) _queues: [Arc<Queue>; 2],
     pub(super) raw: NonNull<ibv_qp>,
+    /// Where requests are built by functions.
+    pub(super) extended: Option<NonNull<ibv_qp_ex>>,
+    max_inline: u32,
     pub(super) is_destroyed: bool,
 }
 
@@ -20,17 +23,73 @@ unsafe impl Send for Pair {}
 unsafe impl Sync for Pair {}
 
 impl Pair {
+    /// Makes one whose completions go to `queues` (sends, receives), with what the device grants of `cap`: bytes that are
+    /// taken when a request is posted may be fewer. `wanted`: one whose requests are built by functions, if the device has
+    /// such.
     pub(in crate::ibv) fn new(
         domain: &Arc<Domain>,
-        send: &Arc<Queue>,
-        recv: &Arc<Queue>,
+        queues: [&Arc<Queue>; 2],
         cap: ibv_qp_cap,
-    ) -> core::result::Result<Self, rdma_core_sys::Error> {
-        let (send_cq, recv_cq) = (send.raw.as_ptr(), recv.raw.as_ptr());
-        let mut init = ibv_qp_init_attr { send_cq, recv_cq, cap, qp_type: IBV_QPT_RC, sq_sig_all: 1, ..zeroed() };
-        // SAFETY: all is alive.
-        let raw = unsafe { domain.context.library.ibv_create_qp(domain.raw.as_ptr(), &raw mut init) }?;
-        Ok(Self { domain: domain.clone(), _queues: [send.clone(), recv.clone()], raw, is_destroyed: false })
+        wanted: bool,
+    ) -> core::result::Result<Self, Error> {
+        let least = ibv_qp_cap { max_inline_data: 0, ..cap };
+        let mut refusal = None;
+        for (extended, cap) in [(true, cap), (false, cap), (false, least)] {
+            if extended && !wanted || refusal.is_some_and(|error| !is_too_much(error)) {
+                continue;
+            }
+            match Self::create(domain, queues, cap, extended) {
+                Ok(pair) => return Ok(pair),
+                Err(error) => refusal = Some(error),
+            }
+        }
+        Err(refusal.unwrap_or(Error::Errno(libc::EINVAL)))
+    }
+
+    fn create(
+        domain: &Arc<Domain>,
+        queues: [&Arc<Queue>; 2],
+        cap: ibv_qp_cap,
+        extended: bool,
+    ) -> core::result::Result<Self, Error> {
+        let [send_cq, recv_cq] = queues.map(|queue| queue.raw.as_ptr());
+        let (library, context, pd) = (domain.context.library, domain.context.raw.as_ptr(), domain.raw.as_ptr());
+        let (raw, cap) = if extended {
+            let mut init = ibv_qp_init_attr_ex {
+                send_cq,
+                recv_cq,
+                cap,
+                qp_type: IBV_QPT_RC,
+                comp_mask: IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+                pd,
+                send_ops_flags: post::OPERATIONS,
+                ..zeroed()
+            };
+            // SAFETY: all is alive.
+            (unsafe { library.ibv_create_qp_ex(context, &raw mut init) }?, init.cap)
+        } else {
+            let mut init = ibv_qp_init_attr { send_cq, recv_cq, cap, qp_type: IBV_QPT_RC, ..zeroed() };
+            // SAFETY: all is alive.
+            (unsafe { library.ibv_create_qp(pd, &raw mut init) }?, init.cap)
+        };
+        let functions = match extended {
+            // SAFETY: just made.
+            true => unsafe { library.ibv_qp_to_qp_ex(raw.as_ptr()) }.unwrap_or_default(),
+            false => None,
+        };
+        Ok(Self {
+            domain: domain.clone(),
+            _queues: queues.map(Arc::clone),
+            raw,
+            extended: functions.filter(|ex| post::has_functions(*ex)),
+            max_inline: cap.max_inline_data,
+            is_destroyed: false,
+        })
+    }
+
+    /// Bytes of a request that are taken when it is posted, at most.
+    pub(in crate::ibv) fn max_inline(&self) -> u32 {
+        self.max_inline
     }
 
     pub(in crate::ibv) fn number(&self) -> u32 {
@@ -42,62 +101,23 @@ impl Pair {
         self.raw.as_ptr().addr()
     }
 
-    pub(in crate::ibv) fn modify(
-        &self,
-        mut attr: ibv_qp_attr,
-        mask: i32,
-    ) -> core::result::Result<(), rdma_core_sys::Error> {
+    pub(in crate::ibv) fn modify(&self, mut attr: ibv_qp_attr, mask: i32) -> core::result::Result<(), Error> {
         if self.domain.context.is_inherited() {
-            return Err(rdma_core_sys::Error::Errno(libc::ECHILD));
+            return Err(Error::Errno(libc::ECHILD));
         }
         // SAFETY: alive; valid attributes.
         unsafe { self.domain.context.library.ibv_modify_qp(self.raw.as_ptr(), &raw mut attr, mask) }
     }
 
-    /// Posts `requests`, which are chained and given their slices (so many for each, in order) here. The error has the
-    /// number of those that were posted.
-    ///
-    /// # Safety
-    /// Each slice names registered memory that stays so until the request completes or the queue pair is destroyed.
-    pub(in crate::ibv) unsafe fn post_send(
-        &self,
-        requests: &mut [ibv_send_wr],
-        slices: &mut [ibv_sge],
-    ) -> core::result::Result<(), (rdma_core_sys::Error, usize)> {
-        let mut rest = slices;
-        for request in requests.iter_mut() {
-            let taken = usize::try_from(request.num_sge).unwrap_or(0).min(rest.len());
-            let (own, after) = rest.split_at_mut(taken);
-            request.sg_list = own.as_mut_ptr();
-            request.num_sge = taken as i32;
-            rest = after;
-        }
-        let (count, mut first) = (requests.len(), ptr::null_mut());
-        for request in requests.iter_mut().rev() {
-            request.next = first;
-            first = ptr::from_mut(request);
-        }
-        if count == 0 {
-            return Ok(());
-        }
-        let mut bad = ptr::null_mut();
-        // SAFETY: alive; the chain ends within `requests`, whose lists lie within `slices`; memory is the caller's promise.
-        let posted = unsafe { ibv_post_send(self.raw.as_ptr(), first, &raw mut bad) };
-        posted.map_err(|error| {
-            let before = bad.addr().wrapping_sub(first.addr()) / size_of::<ibv_send_wr>();
-            (error, if before < count { before } else { 0 })
-        })
-    }
-
     /// Posts a receive.
     ///
     /// # Safety
-    /// As [`post_send`](Self::post_send).
+    /// As [`post`](Self::post).
     pub(in crate::ibv) unsafe fn post_recv(
         &self,
         wr_id: u64,
         slice: Option<ibv_sge>,
-    ) -> core::result::Result<(), rdma_core_sys::Error> {
+    ) -> core::result::Result<(), Error> {
         let mut list = slice.unwrap_or_else(zeroed);
         let num_sge = i32::from(slice.is_some());
         let mut wr = ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: &raw mut list, num_sge };
@@ -127,4 +147,10 @@ impl Drop for Pair {
             let _refused = unsafe { self.domain.context.library.ibv_destroy_qp(self.raw.as_ptr()) };
         }
     }
+}
+
+/// Whether less may be granted where so much was refused.
+fn is_too_much(error: Error) -> bool {
+    matches!(error, Error::NoOperation(_) | Error::NoSymbol(_))
+        || matches!(error.errno(), libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS)
 }

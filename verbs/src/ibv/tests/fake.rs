@@ -48,6 +48,20 @@ pub(super) struct World {
     pub(super) greetings_posted: Vec<u64>,
     /// Requests of callers and for windows that were posted: number and opcode.
     pub(super) posted: Vec<(u64, u32)>,
+    /// Flags of the send requests that were posted.
+    pub(super) flags: Vec<u32>,
+    /// Bytes that were taken when they were posted.
+    pub(super) inlined: Vec<Vec<u8>>,
+    /// How often something was posted.
+    pub(super) doorbells: u32,
+    /// Whether the device has queue pairs whose requests are built by functions.
+    pub(super) extended: bool,
+    /// Bytes of a request that the device takes when it is posted; more are refused.
+    pub(super) max_inline: u32,
+    /// What functions have built and not posted yet; `None` outside of that.
+    building: Option<Vec<(u64, u32, u32)>>,
+    /// Whether the device does next to nothing, and has room for much: to count what is done before it.
+    pub(super) lean: bool,
     /// How many requests a call of post_send takes before it fails.
     pub(super) post_takes: Option<usize>,
     pub(super) completions: VecDeque<ibv_wc>,
@@ -231,13 +245,14 @@ extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
         let mut table: verbs_context = zeroed();
         table.sz = size_of::<verbs_context>();
         table.query_port = Some(query_port);
+        table.create_qp_ex = Some(create_qp_ex);
         let context = &mut table.context;
         world.async_fd = descriptor();
         (context.device, context.async_fd) = (device, world.async_fd);
         context.abi_compat = ptr::without_provenance_mut(__VERBS_ABI_IS_EXTENDED);
         context.ops.poll_cq = Some(poll_cq);
         context.ops.req_notify_cq = Some(req_notify_cq);
-        context.ops.post_send = Some(post_send);
+        context.ops.post_send = Some(if world.lean { lean::post_send } else { post_send });
         context.ops.post_recv = Some(post_recv);
         context.ops.alloc_mw = Some(alloc_mw);
         context.ops.dealloc_mw = Some(dealloc_mw);
@@ -269,9 +284,9 @@ extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c
     }
     *at(attr) = ibv_device_attr {
         phys_port_cnt: 2,
-        max_qp_wr: 100,
+        max_qp_wr: if world(|world| world.lean) { 4096 } else { 100 },
         max_sge: 4,
-        max_cqe: 1000,
+        max_cqe: if world(|world| world.lean) { 10_000 } else { 1000 },
         max_mr_size: 1 << 30,
         max_qp_rd_atom: 128,
         max_qp_init_rd_atom: 8,
@@ -418,10 +433,16 @@ extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ib
             return ptr::null_mut();
         }
         let (context, init) = (at(pd).context, at(init));
+        if init.cap.max_inline_data > world.max_inline {
+            set_errno(libc::EINVAL);
+            return ptr::null_mut();
+        }
+        init.cap.max_inline_data = world.max_inline;
         // Numbers come round at once.
         world.next_number = world.next_number % 2 + 1;
-        let qp = ibv_qp { context, pd, qp_num: world.next_number, ..zeroed() };
-        let qp = world.made("qp", qp, &[pd.addr(), init.send_cq.addr(), init.recv_cq.addr()]);
+        let qp_base = ibv_qp { context, pd, qp_num: world.next_number, ..zeroed() };
+        let qp = ibv_qp_ex { qp_base, ..zeroed() };
+        let qp = world.made("qp", qp, &[pd.addr(), init.send_cq.addr(), init.recv_cq.addr()]).cast::<ibv_qp>();
         world.last_qp = qp.addr();
         qp
     })
@@ -436,7 +457,7 @@ extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int) -> c_i
 }
 
 extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    world(|world| if world.destroying_fails { libc::EIO } else { world.unmade(qp) })
+    world(|world| if world.destroying_fails { libc::EIO } else { world.unmade(qp.cast::<ibv_qp_ex>()) })
 }
 
 extern "C" fn get_async_event(_: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
@@ -487,6 +508,7 @@ unsafe extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
 
 unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
     world(|world| {
+        world.doorbells += 1;
         let (mut next, mut taken) = (wr, 0);
         while !next.is_null() {
             if world.post_takes == Some(taken) {
@@ -496,6 +518,11 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
             if at(next).wr_id & PROBE == 0 {
                 world.posted.push((at(next).wr_id, at(next).opcode));
                 world.window_request(qp, at(next));
+                world.flags.push(at(next).send_flags);
+                if at(next).send_flags & IBV_SEND_INLINE != 0 {
+                    let slices = (0..at(next).num_sge as usize).map(|i| *at(at(next).sg_list.wrapping_add(i)));
+                    world.inlined.push(slices.flat_map(|sge| bytes(sge.addr as usize, sge.length as usize)).collect());
+                }
             } else {
                 world.probe_request(qp, at(next));
             }
@@ -504,6 +531,139 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
         }
         0
     })
+}
+
+/// Bytes of memory that is mapped.
+fn bytes(address: usize, len: usize) -> Vec<u8> {
+    let address = ptr::with_exposed_provenance::<u8>(address);
+    // SAFETY: what a request takes at once is mapped while it is posted, and nobody writes it.
+    unsafe { core::slice::from_raw_parts(address, len) }.to_vec()
+}
+
+unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    if !world(|world| world.extended) {
+        set_errno(libc::EOPNOTSUPP);
+        return ptr::null_mut();
+    }
+    let lean = world(|world| world.lean);
+    // The attributes of both faces begin alike.
+    let qp = create_qp(at(init).pd, init.cast());
+    if !qp.is_null() {
+        let ex = at(qp.cast::<ibv_qp_ex>());
+        ex.wr_start = Some(if lean { lean::nothing } else { wr_start });
+        ex.wr_complete = Some(if lean { lean::complete } else { wr_complete });
+        ex.wr_abort = Some(if lean { lean::nothing } else { wr_abort });
+        ex.wr_rdma_read = Some(if lean { lean::one_sided } else { wr_rdma_read });
+        ex.wr_rdma_write = Some(if lean { lean::one_sided } else { wr_rdma_write });
+        ex.wr_rdma_write_imm = Some(wr_rdma_write_imm);
+        ex.wr_send = Some(wr_send);
+        ex.wr_send_imm = Some(wr_send_imm);
+        ex.wr_set_sge = Some(if lean { lean::set_sge } else { wr_set_sge });
+        ex.wr_set_sge_list = Some(wr_set_sge_list);
+        ex.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    }
+    qp
+}
+
+extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    let ex = qp.cast::<ibv_qp_ex>();
+    if at(ex).wr_start.is_some() { ex } else { ptr::null_mut() }
+}
+
+unsafe extern "C" fn wr_start(_: *mut ibv_qp_ex) {
+    world(|world| assert!(world.building.replace(vec![]).is_none(), "begun twice"));
+}
+
+unsafe extern "C" fn wr_abort(_: *mut ibv_qp_ex) {
+    world(|world| assert!(world.building.take().is_some(), "not begun"));
+}
+
+unsafe extern "C" fn wr_complete(_: *mut ibv_qp_ex) -> c_int {
+    world(|world| {
+        world.doorbells += 1;
+        let built = world.building.take().expect("begun");
+        if world.post_takes.is_some() {
+            return libc::ENOMEM;
+        }
+        for (wr_id, opcode, flags) in built {
+            world.posted.push((wr_id, opcode));
+            world.flags.push(flags);
+        }
+        0
+    })
+}
+
+fn built(ex: *mut ibv_qp_ex, opcode: u32) {
+    let (wr_id, flags) = (at(ex).wr_id, at(ex).wr_flags);
+    world(|world| world.building.as_mut().expect("begun").push((wr_id, opcode, flags)));
+}
+
+unsafe extern "C" fn wr_rdma_read(ex: *mut ibv_qp_ex, _: u32, _: u64) {
+    built(ex, IBV_WR_RDMA_READ);
+}
+
+unsafe extern "C" fn wr_rdma_write(ex: *mut ibv_qp_ex, _: u32, _: u64) {
+    built(ex, IBV_WR_RDMA_WRITE);
+}
+
+unsafe extern "C" fn wr_rdma_write_imm(ex: *mut ibv_qp_ex, _: u32, _: u64, _: u32) {
+    built(ex, IBV_WR_RDMA_WRITE_WITH_IMM);
+}
+
+unsafe extern "C" fn wr_send(ex: *mut ibv_qp_ex) {
+    built(ex, IBV_WR_SEND);
+}
+
+unsafe extern "C" fn wr_send_imm(ex: *mut ibv_qp_ex, _: u32) {
+    built(ex, IBV_WR_SEND_WITH_IMM);
+}
+
+unsafe extern "C" fn wr_set_sge(_: *mut ibv_qp_ex, _: u32, _: u64, length: u32) {
+    assert!(length > 0, "2^31 to some devices");
+}
+
+unsafe extern "C" fn wr_set_sge_list(_: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+    for i in 0..count {
+        assert!(at(list.cast_mut().wrapping_add(i)).length > 0, "2^31 to some devices");
+    }
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(_: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
+    let list = (0..count).map(|i| *at(list.cast_mut().wrapping_add(i)));
+    let taken = list.flat_map(|buf| bytes(buf.addr.addr(), buf.length)).collect();
+    world(|world| world.inlined.push(taken));
+}
+
+/// What a device does at the least with a request: it reads it.
+mod lean {
+    use super::*;
+    use core::hint::black_box;
+
+    pub(super) unsafe extern "C" fn post_send(
+        _: *mut ibv_qp,
+        mut wr: *mut ibv_send_wr,
+        _: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        while !wr.is_null() {
+            black_box(at(wr).wr_id);
+            wr = at(wr).next;
+        }
+        0
+    }
+
+    pub(super) unsafe extern "C" fn nothing(_: *mut ibv_qp_ex) {}
+
+    pub(super) unsafe extern "C" fn complete(_: *mut ibv_qp_ex) -> c_int {
+        0
+    }
+
+    pub(super) unsafe extern "C" fn one_sided(ex: *mut ibv_qp_ex, _: u32, _: u64) {
+        black_box(at(ex).wr_id);
+    }
+
+    pub(super) unsafe extern "C" fn set_sge(_: *mut ibv_qp_ex, lkey: u32, _: u64, _: u32) {
+        black_box(lkey);
+    }
 }
 
 unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
@@ -548,6 +708,7 @@ fn lookup(symbol: &CStr, _: &CStr) -> *mut c_void {
         "ibv_create_cq" => create_cq as *mut c_void,
         "ibv_destroy_cq" => destroy_cq as *mut c_void,
         "ibv_create_qp" => create_qp as *mut c_void,
+        "ibv_qp_to_qp_ex" => qp_to_qp_ex as *mut c_void,
         "ibv_modify_qp" => modify_qp as *mut c_void,
         "ibv_destroy_qp" => destroy_qp as *mut c_void,
         "ibv_get_async_event" => get_async_event as *mut c_void,
