@@ -13,7 +13,6 @@ use crate::memory_region::check_range;
 use crate::{
     Access, Cause, Error, LocalSlice, MemoryRegion, Opcode, QueuePairState, ReceiveRequest, Result, WorkRequest,
 };
-use core::ptr;
 use rdma_core_sys::*;
 use std::sync::Arc;
 
@@ -21,15 +20,34 @@ use std::sync::Arc;
 /// rest of a request, without making each place in the send queue larger.
 pub(super) const INLINE_BYTES: u32 = 64;
 
+/// The region of the slice before: requests that are posted together often use one.
+struct Last<'s> {
+    handle: &'s MemoryRegion,
+    region: &'s Region,
+    /// Whether it was found that requests may write it.
+    is_written: bool,
+}
+
+const VERB: &str = "post_send";
+
 /// Whether a slice lies in its region and is one slice for the device.
 #[inline]
 fn check_slice(verb: &'static str, slice: &LocalSlice, region: &Region) -> Result<()> {
     check_range(verb, slice.offset, slice.len, region.len())?;
     if slice.len > u32::MAX.into() {
-        let cause = Cause::Limit { what: "length of a local slice", have: u32::MAX.into(), need: slice.len };
-        return Err(Error::new(verb, cause));
+        return limit(verb, "length of a local slice", u32::MAX.into(), slice.len);
     }
     Ok(())
+}
+
+#[cold]
+fn limit<T>(verb: &'static str, what: &'static str, have: u64, need: u64) -> Result<T> {
+    Err(Error::new(verb, Cause::Limit { what, have, need }))
+}
+
+#[cold]
+fn refused<T>(cause: Cause) -> Result<T> {
+    Err(Error::new(VERB, cause))
 }
 
 impl Core {
@@ -50,41 +68,55 @@ impl Core {
         Ok(region)
     }
 
-    /// Checks a request, adds its slices to `chain`, and fills `wr` with it as the device needs it; its bytes. `last`: the
-    /// region of the slice before.
+    /// The request of most batches: a read or write of one slice, of the region that the request before used. `None` where
+    /// it is another, or is not right.
+    #[inline(always)]
+    fn check_plain(
+        &self,
+        request: &WorkRequest,
+        max_message: u64,
+        last: &Option<Last<'_>>,
+    ) -> Option<(Request, ibv_sge)> {
+        let ([slice], Some(remote), Some(last)) = (&*request.local, &request.remote, last) else { return None };
+        let bytes = slice.len;
+        let is_right = Arc::ptr_eq(&last.handle.backend, &slice.region.backend)
+            && slice.offset.checked_add(bytes).is_some_and(|end| end <= last.region.len())
+            && bytes.wrapping_sub(1) < max_message
+            && bytes == remote.len
+            && remote.address.checked_add(bytes).is_some();
+        let rkey = u32::try_from(remote.rkey).ok()?;
+        let (opcode, flags) = match request.opcode {
+            Opcode::Read if last.is_written => (IBV_WR_RDMA_READ, 0),
+            Opcode::Write => (IBV_WR_RDMA_WRITE, self.inline_flag(last.region.is_near, bytes)),
+            _ => return None,
+        };
+        let wr = Request { wr_id: 0, opcode, flags, immediate: 0, remote_addr: remote.address, rkey };
+        is_right.then(|| (wr, last.region.sge(slice.offset, bytes as u32)))
+    }
+
+    /// Whether the bytes of a request that sends are taken when it is posted.
     #[inline]
+    fn inline_flag(&self, is_near: bool, bytes: u64) -> u32 {
+        if is_near && bytes > 0 && bytes <= self.max_inline { IBV_SEND_INLINE } else { 0 }
+    }
+
+    /// Checks a request, adds its slices to `chain`, and gives it as the device needs it, with its bytes.
     fn check<'s>(
         &self,
         request: &'s WorkRequest,
         max_message: u64,
         chain: &mut Chain,
-        last: &mut Option<(&'s MemoryRegion, &'s Region, bool)>,
-        wr: &mut Request,
-    ) -> Result<u64> {
-        const VERB: &str = "post_send";
-        let limit = |what, have: u64, need: u64| Err(Error::new(VERB, Cause::Limit { what, have, need }));
+        last: &mut Option<Last<'s>>,
+    ) -> Result<(Request, u64)> {
         let WorkRequest { opcode, local, remote, .. } = request;
         if local.len() > self.max_sge {
-            return limit("max_sge", self.max_sge as u64, local.len() as u64);
+            return limit(VERB, "max_sge", self.max_sge as u64, local.len() as u64);
         }
-        let is_read = *opcode == Opcode::Read;
+        let is_read = matches!(opcode, Opcode::Read);
         let (mut bytes, mut is_near) = (0u64, !is_read);
         for slice in local {
-            // Requests that are posted together often use one region.
-            let region = match *last {
-                Some((handle, region, writes))
-                    if ptr::addr_eq(Arc::as_ptr(&handle.backend), Arc::as_ptr(&slice.region.backend))
-                        && (writes || !is_read) =>
-                {
-                    check_slice(VERB, slice, region)?;
-                    region
-                }
-                _ => {
-                    let region = self.region(VERB, slice, is_read)?;
-                    *last = Some((&slice.region, region, is_read));
-                    region
-                }
-            };
+            let region = self.region(VERB, slice, is_read)?;
+            *last = Some(Last { handle: &slice.region, region, is_written: is_read });
             bytes += slice.len;
             is_near &= region.is_near;
             // A length of 0 means 2^31 to some devices.
@@ -93,11 +125,10 @@ impl Core {
             }
         }
         if bytes > max_message {
-            return limit("max_message_size", max_message, bytes);
+            return limit(VERB, "max_message_size", max_message, bytes);
         }
-        wr.flags = if is_near && bytes > 0 && bytes <= self.max_inline { IBV_SEND_INLINE } else { 0 };
-        let one_sided;
-        (wr.opcode, wr.immediate, one_sided) = match *opcode {
+        let flags = self.inline_flag(is_near, bytes);
+        let (opcode, immediate, one_sided) = match *opcode {
             Opcode::Read => (IBV_WR_RDMA_READ, 0, true),
             Opcode::Write => (IBV_WR_RDMA_WRITE, 0, true),
             Opcode::WriteWithImmediate(value) => {
@@ -106,53 +137,59 @@ impl Core {
             Opcode::Send => (IBV_WR_SEND, 0, false),
             Opcode::SendWithImmediate(value) => (IBV_WR_SEND_WITH_IMM, value.to_be(), false),
             Opcode::Receive => {
-                return Err(Error::new(VERB, Cause::Unsupported { what: "a receive in the send queue" }));
+                return refused(Cause::Unsupported { what: "a receive in the send queue" });
             }
         };
-        match remote {
+        let (remote_addr, rkey) = match remote {
             Some(remote) if one_sided => {
                 if remote.len != bytes || remote.address.checked_add(bytes).is_none() {
-                    let cause = Cause::OutOfRange { offset: remote.address, len: bytes, size: remote.len };
-                    return Err(Error::new(VERB, cause));
+                    return refused(Cause::OutOfRange { offset: remote.address, len: bytes, size: remote.len });
                 }
                 let Ok(rkey) = u32::try_from(remote.rkey) else {
-                    return Err(Error::new(VERB, Cause::Malformed { what: "a remote key of more than 32 bits" }));
+                    return refused(Cause::Malformed { what: "a remote key of more than 32 bits" });
                 };
-                (wr.remote_addr, wr.rkey) = (remote.address, rkey);
+                (remote.address, rkey)
             }
-            None if !one_sided => (wr.remote_addr, wr.rkey) = (0, 0),
-            None => return Err(Error::new(VERB, Cause::NotFound { what: "remote slice in the request" })),
-            Some(_) => return Err(Error::new(VERB, Cause::Unsupported { what: "a send to a remote slice" })),
-        }
-        Ok(bytes)
+            None if !one_sided => (0, 0),
+            None => return refused(Cause::NotFound { what: "remote slice in the request" }),
+            Some(_) => return refused(Cause::Unsupported { what: "a send to a remote slice" }),
+        };
+        Ok((Request { wr_id: 0, opcode, flags, immediate, remote_addr, rkey }, bytes))
     }
 
     #[allow(unsafe_code)]
     pub(super) fn post_send(&self, requests: Vec<WorkRequest>) -> Result<()> {
-        const VERB: &str = "post_send";
         let mut guard = self.state();
         let state = &mut *guard;
         if !state.takes_sends() || self.device.is_inherited() {
             return Err(Error::new(VERB, Cause::State { is: state.phase, needs: QueuePairState::ReadyToSend }));
         }
         let Some(pair) = &state.pair else { return Err(Error::new(VERB, Cause::Disconnected)) };
-        let (before, count) = (state.sends.len(), requests.len());
+        let count = requests.len();
         if count == 0 {
             return Ok(());
         }
         let entries = u32::try_from(count).unwrap_or(u32::MAX);
         self.sends.1.take(VERB, "max_send_wr", entries)?;
         let (serial, first, max_message) = (u64::from(self.serial) << 32, state.sends.next_number(), state.max_message);
-        let mut wr = Request { wr_id: 0, opcode: 0, flags: 0, immediate: 0, remote_addr: 0, rkey: 0 };
         let (mut asking, mut last) = (Asking::new(count), None);
-        pair.begin(&mut state.chain, count);
+        let slices = requests.iter().map(|request| request.local.len()).sum();
+        pair.begin(&mut state.chain, count, slices);
+        let mut number = |wr: &mut Request, i, bytes| {
+            wr.wr_id = serial | u64::from(number_after(first, i));
+            if asking.next(bytes) {
+                wr.flags |= IBV_SEND_SIGNALED;
+            }
+        };
         for (i, request) in (0..entries).zip(&requests) {
-            match self.check(request, max_message, &mut state.chain, &mut last, &mut wr) {
-                Ok(bytes) => {
-                    wr.wr_id = serial | u64::from(number_after(first, i));
-                    if asking.next(bytes) {
-                        wr.flags |= IBV_SEND_SIGNALED;
-                    }
+            if let Some((mut wr, sge)) = self.check_plain(request, max_message, &last) {
+                number(&mut wr, i, sge.length.into());
+                pair.add_with(&mut state.chain, &wr, sge);
+                continue;
+            }
+            match self.check(request, max_message, &mut state.chain, &mut last) {
+                Ok((mut wr, bytes)) => {
+                    number(&mut wr, i, bytes);
                     pair.add(&mut state.chain, &wr);
                 }
                 Err(error) => {
@@ -171,7 +208,7 @@ impl Core {
         let error = failed(VERB, "ibv_post_send", error);
         if posted == 0 {
             self.sends.1.give_back(entries);
-            let withdrawn = state.sends.withdraw(before);
+            let withdrawn = state.sends.withdraw();
             drop(guard);
             drop(withdrawn);
             return Err(error);

@@ -8,7 +8,7 @@
 
 use crate::WorkRequest;
 use std::collections::VecDeque;
-use std::collections::vec_deque::Drain;
+use std::vec::IntoIter;
 
 /// Requests of which one at least asks for a completion.
 const INTERVAL: u32 = 16;
@@ -20,9 +20,39 @@ const NUMBERS: u32 = super::SLOT as u32 + 1;
 /// What is posted and not known to be done, oldest first. Requests keep their memory registered.
 #[derive(Debug, Default)]
 pub(super) struct Sends {
-    queue: VecDeque<WorkRequest>,
+    /// As they were posted together.
+    batches: VecDeque<IntoIter<WorkRequest>>,
+    len: usize,
     /// The number of the oldest.
     first: u32,
+}
+
+/// Requests that are done, oldest first.
+#[derive(Debug)]
+pub(super) struct Done<'a> {
+    sends: &'a mut Sends,
+    left: usize,
+}
+
+impl Iterator for Done<'_> {
+    type Item = WorkRequest;
+
+    fn next(&mut self) -> Option<WorkRequest> {
+        self.left = self.left.checked_sub(1)?;
+        self.sends.pop()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl ExactSizeIterator for Done<'_> {}
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.for_each(drop);
+    }
 }
 
 /// Which of the requests that are posted together ask for a completion.
@@ -63,38 +93,48 @@ pub(super) fn number_after(first: u32, i: u32) -> u32 {
 impl Sends {
     /// The number of the request that is added next.
     pub(super) fn next_number(&self) -> u32 {
-        number_after(self.first, self.queue.len() as u32)
+        number_after(self.first, self.len as u32)
     }
 
     /// Adds requests that are to be posted.
     pub(super) fn add(&mut self, requests: Vec<WorkRequest>) {
-        self.queue.extend(requests);
+        self.len += requests.len();
+        self.batches.push_back(requests.into_iter());
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.queue.len()
+    fn pop(&mut self) -> Option<WorkRequest> {
+        let batch = self.batches.front_mut()?;
+        let request = batch.next();
+        if batch.len() == 0 {
+            self.batches.pop_front();
+        }
+        self.len -= usize::from(request.is_some());
+        request
     }
 
-    /// Takes back what was added after there were `len`, and not posted.
-    pub(super) fn withdraw(&mut self, len: usize) -> Vec<WorkRequest> {
-        self.queue.split_off(len.min(self.queue.len())).into()
+    /// Takes back what was added last, and not posted.
+    pub(super) fn withdraw(&mut self) -> Vec<WorkRequest> {
+        let batch = self.batches.pop_back().unwrap_or_default();
+        self.len -= batch.len();
+        batch.collect()
     }
 
     /// The device has completed the request of this number: it, and those before it, are done. `None` if there is no such
     /// request.
-    pub(super) fn done(&mut self, number: u32) -> Option<Drain<'_, WorkRequest>> {
+    pub(super) fn done(&mut self, number: u32) -> Option<Done<'_>> {
         let before = number.wrapping_sub(self.first) % NUMBERS;
-        if before as usize >= self.queue.len() {
+        if before as usize >= self.len {
             return None;
         }
         self.first = (number + 1) % NUMBERS;
-        Some(self.queue.drain(..=before as usize))
+        Some(Done { sends: self, left: before as usize + 1 })
     }
 
     /// All of them, in the order posted.
-    pub(super) fn take_all(&mut self) -> VecDeque<WorkRequest> {
+    pub(super) fn take_all(&mut self) -> Vec<WorkRequest> {
         self.first = self.next_number();
-        core::mem::take(&mut self.queue)
+        self.len = 0;
+        core::mem::take(&mut self.batches).into_iter().flatten().collect()
     }
 }
 
@@ -155,7 +195,7 @@ mod tests {
                         ended += 1;
                     }
                 }
-                prop_assert_eq!(sends.len(), device.len());
+                prop_assert_eq!(sends.len, device.len());
             }
             // The queue pair goes to the error state: each request has an entry of its own.
             for (number, _) in device {
@@ -164,7 +204,7 @@ mod tests {
                     ended += 1;
                 }
             }
-            prop_assert_eq!((ended, sends.len()), (id, 0));
+            prop_assert_eq!((ended, sends.len), (id, 0));
         }
     }
 }

@@ -34,7 +34,7 @@ impl Pair {
     ) -> core::result::Result<Self, Error> {
         let least = ibv_qp_cap { max_inline_data: 0, ..cap };
         let mut refusal = None;
-        for (extended, cap) in [(true, cap), (false, cap), (false, least)] {
+        for (extended, cap) in [(true, cap), (true, least), (false, cap), (false, least)] {
             if extended && !wanted || refusal.is_some_and(|error| !is_too_much(error)) {
                 continue;
             }

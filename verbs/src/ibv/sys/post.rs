@@ -31,23 +31,53 @@ pub(in crate::ibv) struct Request {
     pub(in crate::ibv) rkey: u32,
 }
 
-/// Requests that are posted together, and their slices. It is kept from one time to the next for its room.
+/// Requests that are posted together, and their slices. It is kept from one time to the next for its room, which is zeroed
+/// once: what a request does not say is left as it is.
 #[derive(Debug, Default)]
 pub(in crate::ibv) struct Chain {
     requests: Vec<ibv_send_wr>,
     slices: Vec<ibv_sge>,
-    /// Where the slices of the request that is added next begin.
-    from: usize,
+    /// Requests that were added.
+    count: usize,
+    /// Where the slices of the request that is added next begin, and where they end so far.
+    next: (usize, usize),
 }
 
 // SAFETY: the pointers in it are only used by `Pair::post`, which sets them just before.
 unsafe impl Send for Chain {}
 
 impl Chain {
+    /// Empties it, and makes room.
+    fn begin(&mut self, count: usize, slices: usize) {
+        (self.count, self.next) = (0, (0, 0));
+        if self.requests.len() < count {
+            self.requests.resize_with(count, zeroed);
+        }
+        if self.slices.len() < slices {
+            self.slices.resize_with(slices, zeroed);
+        }
+    }
+
     /// Adds a slice to the request that is added next.
+    ///
+    /// # Panics
+    /// When there are more than [`Pair::begin`] was told.
     #[inline]
     pub(in crate::ibv) fn slice(&mut self, slice: ibv_sge) {
-        self.slices.push(slice);
+        self.slices[self.next.1] = slice;
+        self.next.1 += 1;
+    }
+
+    #[inline]
+    fn request(&mut self, request: &Request, slices: usize) {
+        let wr = &mut self.requests[self.count];
+        wr.wr_id = request.wr_id;
+        wr.num_sge = slices as i32;
+        wr.opcode = request.opcode;
+        wr.send_flags = request.flags;
+        wr.imm_data = request.immediate;
+        wr.wr.rdma = ibv_send_wr_rdma { remote_addr: request.remote_addr, rkey: request.rkey };
+        self.count += 1;
     }
 }
 
@@ -69,38 +99,41 @@ pub(super) fn has_functions(ex: NonNull<ibv_qp_ex>) -> bool {
 }
 
 impl Pair {
-    /// Begins to add requests to `chain`; [`post`](Self::post) or [`give_up`](Self::give_up) has to follow, and no other call
-    /// may come between.
-    pub(in crate::ibv) fn begin(&self, chain: &mut Chain, count: usize) {
-        chain.requests.clear();
-        chain.slices.clear();
-        chain.from = 0;
-        match self.extended {
+    /// Begins to add requests to `chain`, so many with so many slices at most; [`post`](Self::post) or
+    /// [`give_up`](Self::give_up) has to follow, and no other call may come between.
+    pub(in crate::ibv) fn begin(&self, chain: &mut Chain, count: usize, slices: usize) {
+        chain.begin(if self.extended.is_some() { 0 } else { count }, slices);
+        if let Some(ex) = self.extended {
             // SAFETY: alive; it has the function.
-            Some(ex) => drop(unsafe { ibv_wr_start(ex.as_ptr()) }),
-            None => chain.requests.reserve(count),
+            let _always = unsafe { ibv_wr_start(ex.as_ptr()) };
         }
     }
 
     /// Adds a request, with the slices that were added to the chain since the one before.
-    #[inline]
+    ///
+    /// # Panics
+    /// When there are more than [`begin`](Self::begin) was told.
     pub(in crate::ibv) fn add(&self, chain: &mut Chain, request: &Request) {
         let Some(ex) = self.extended else {
-            let rdma = ibv_send_wr_rdma { remote_addr: request.remote_addr, rkey: request.rkey };
-            chain.requests.push(ibv_send_wr {
-                wr_id: request.wr_id,
-                num_sge: (chain.slices.len() - chain.from) as i32,
-                opcode: request.opcode,
-                send_flags: request.flags,
-                imm_data: request.immediate,
-                wr: ibv_send_wr_remote { rdma },
-                ..zeroed()
-            });
-            chain.from = chain.slices.len();
+            chain.request(request, chain.next.1 - chain.next.0);
+            chain.next.0 = chain.next.1;
             return;
         };
-        build(ex, request, &chain.slices);
-        chain.slices.clear();
+        build(ex, request, &chain.slices[..chain.next.1]);
+        chain.next = (0, 0);
+    }
+
+    /// The same, for a request of one slice.
+    #[inline]
+    pub(in crate::ibv) fn add_with(&self, chain: &mut Chain, request: &Request, slice: ibv_sge) {
+        let Some(ex) = self.extended else {
+            let at = chain.next.1;
+            chain.slices[at] = slice;
+            chain.next = (at + 1, at + 1);
+            chain.request(request, 1);
+            return;
+        };
+        build(ex, request, &[slice]);
     }
 
     /// Nothing that was added is posted.
@@ -118,7 +151,7 @@ impl Pair {
     pub(in crate::ibv) unsafe fn post(&self, chain: &mut Chain) -> core::result::Result<(), (Error, usize)> {
         let Some(ex) = self.extended else {
             // SAFETY: the caller's.
-            return unsafe { self.post_chain(&mut chain.requests, &mut chain.slices) };
+            return unsafe { self.post_chain(&mut chain.requests[..chain.count], &mut chain.slices[..chain.next.1]) };
         };
         // SAFETY: alive; it has the function; begun. Memory is the caller's promise.
         match unsafe { ibv_wr_complete(ex.as_ptr()) } {
@@ -138,15 +171,18 @@ impl Pair {
         requests: &mut [ibv_send_wr],
         slices: &mut [ibv_sge],
     ) -> core::result::Result<(), (Error, usize)> {
-        let Some(first) = requests.first_mut().map(ptr::from_mut) else { return Ok(()) };
         let count = requests.len();
-        let (mut list, mut left) = (slices.as_mut_ptr(), slices.len());
-        for (i, request) in requests.iter_mut().enumerate() {
-            let taken = usize::try_from(request.num_sge).unwrap_or(0).min(left);
-            (request.sg_list, request.num_sge) = (list, taken as i32);
-            (list, left) = (list.wrapping_add(taken), left - taken);
-            request.next = if i + 1 < count { first.wrapping_add(i + 1) } else { ptr::null_mut() };
+        let first = requests.as_mut_ptr();
+        let (mut list, mut next, mut taken) = (slices.as_mut_ptr(), first, 0);
+        for request in &mut *requests {
+            next = next.wrapping_add(1);
+            (request.next, request.sg_list) = (next, list);
+            list = list.wrapping_add(request.num_sge as usize);
+            taken += request.num_sge as usize;
         }
+        let Some(last) = requests.last_mut() else { return Ok(()) };
+        last.next = ptr::null_mut();
+        assert_eq!(taken, slices.len(), "requests and their slices");
         let mut bad = ptr::null_mut();
         // SAFETY: alive; the chain ends within `requests`, whose lists lie within `slices`; memory is the caller's promise.
         let posted = unsafe { ibv_post_send(self.raw.as_ptr(), first, &raw mut bad) };
@@ -158,6 +194,7 @@ impl Pair {
 }
 
 /// Puts a request where the device finds it once its doorbell rings.
+#[inline(always)]
 fn build(ex: NonNull<ibv_qp_ex>, request: &Request, slices: &[ibv_sge]) {
     let raw = ex.as_ptr();
     let Request { rkey, remote_addr, immediate, .. } = *request;
@@ -178,6 +215,8 @@ fn build(ex: NonNull<ibv_qp_ex>, request: &Request, slices: &[ibv_sge]) {
         _ => unsafe { ibv_wr_send(raw) },
     };
     let _always = match slices {
+        // SAFETY: as above.
+        [one] if request.flags & IBV_SEND_INLINE == 0 => unsafe { ibv_wr_set_sge(raw, one.lkey, one.addr, one.length) },
         _ if request.flags & IBV_SEND_INLINE != 0 => {
             let mut list = [ibv_data_buf { addr: ptr::null_mut(), length: 0 }; INLINE_SLICES];
             for (to, from) in list.iter_mut().zip(slices) {
@@ -187,8 +226,6 @@ fn build(ex: NonNull<ibv_qp_ex>, request: &Request, slices: &[ibv_sge]) {
             // SAFETY: as above; the list is read now, and the bytes that it names, which are mapped.
             unsafe { ibv_wr_set_inline_data_list(raw, slices.len().min(INLINE_SLICES), list.as_ptr()) }
         }
-        // SAFETY: as above.
-        [one] => unsafe { ibv_wr_set_sge(raw, one.lkey, one.addr, one.length) },
         // SAFETY: as above; the list is read now.
         _ => unsafe { ibv_wr_set_sge_list(raw, slices.len(), slices.as_ptr()) },
     };

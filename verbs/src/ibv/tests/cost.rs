@@ -57,9 +57,16 @@ fn batches(posting: Posting) {
         }
         assert_eq!(done.len() as u64, BATCH);
     }
+    let by_functions = world(|world| world.doorbells);
+    assert_eq!(by_functions, if posting == Posting::Extended { 3 } else { 0 }, "it was posted in another way");
 }
 
 #[test]
 fn a_thousand_descriptors_in_a_chain() {
     batches(Posting::Classic);
+}
+
+#[test]
+fn a_thousand_descriptors_by_functions() {
+    batches(Posting::Extended);
 }
