@@ -4,6 +4,7 @@
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 mod ending;
+mod examples;
 mod harness;
 mod objects;
 mod probe;
