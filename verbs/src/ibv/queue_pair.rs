@@ -40,7 +40,7 @@ pub(super) const RECEIVE: u64 = 1 << 31;
 const WINDOW: u64 = 1 << 30;
 pub(super) const PROBE: u64 = 1 << 29;
 /// The bits of a slot's number.
-const SLOT: u64 = PROBE - 1;
+pub(super) const SLOT: u64 = PROBE - 1;
 
 /// A queue pair.
 pub(super) struct Core {
@@ -71,6 +71,8 @@ struct State {
     max_message: u64,
     sends: Sends,
     receives: Slots,
+    /// Receives that were posted before it was connected: their numbers and slices.
+    early: Vec<(u64, Option<ibv_sge>)>,
     chain: sys::Chain,
     windows: Windows,
     probe: Probe,
@@ -144,13 +146,13 @@ impl Core {
                 max_message: device.port.max_message,
                 sends: Sends::default(),
                 receives: Slots::default(),
+                early: vec![],
                 chain: sys::Chain::default(),
                 windows: Windows::new(for_windows),
                 probe: Probe::default(),
             }),
             ended: Mutex::new(false),
         });
-        core.await_greeting(&core.state())?;
         core.sends.0.attach(core.serial, &core);
         core.receives.0.attach(core.serial, &core);
         device.add(core.at, &core);

@@ -29,7 +29,7 @@ impl Core {
             let cause = Cause::State { is: state.phase, needs: QueuePairState::Reset };
             return Err(Error::new(VERB, cause));
         }
-        let walked = self.walk(&state, &remote).and_then(|()| {
+        let walked = self.post_receives(&mut state, active).and_then(|()| self.walk(&state, &remote)).and_then(|()| {
             state.phase = QueuePairState::Connecting;
             state.max_message = port.max_message.min(remote.max_message);
             self.prove(&mut state, &remote, active)

@@ -235,8 +235,12 @@ impl Core {
         self.receives.1.take(VERB, "max_recv_wr", 1)?;
         let held: Vec<_> = request.local.into_iter().collect();
         let slot = state.receives.insert(request.id, held);
-        let Some(pair) = &state.pair else { return Err(Error::new(VERB, Cause::Disconnected)) };
         let wr_id = u64::from(self.serial) << 32 | RECEIVE | slot;
+        if state.phase == QueuePairState::Reset {
+            state.early.push((wr_id, sge.filter(|sge| sge.length > 0)));
+            return Ok(());
+        }
+        let Some(pair) = &state.pair else { return Err(Error::new(VERB, Cause::Disconnected)) };
         // SAFETY: the slice lies in a region that the slot holds, until the receive completes or `end` has destroyed the
         // queue pair (I1).
         let posted = unsafe { pair.post_recv(wr_id, sge.filter(|sge| sge.length > 0)) };

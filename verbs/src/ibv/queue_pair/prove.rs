@@ -2,7 +2,7 @@
 //!
 //! | | the active end | the passive end |
 //! |---|---|---|
-//! | created | | a receive is posted for the greeting |
+//! | connects | | posts a receive for the greeting, before all others |
 //! | connected | greets, and reads the peer's bytes | waits for the greeting: before it the peer's end can't answer |
 //! | greeted | | reads the peer's bytes |
 //! | ready | the read brought the right bytes | likewise |
@@ -16,6 +16,7 @@ use crate::ibv::completion_queue::Retired;
 use crate::ibv::probe::{self, Read};
 use crate::ibv::{address::Address, failed};
 use crate::{Cause, CompletionStatus, Error, QueuePairState, Result};
+use core::mem;
 use rdma_core_sys::*;
 
 /// Requests of the probe in the send queue.
@@ -56,13 +57,19 @@ impl Core {
         u64::from(self.serial) << 32 | PROBE | number
     }
 
-    /// Posts the receive of the peer's greeting, which has no bytes; before any other.
+    /// Posts the receive of the peer's greeting, which has no bytes, if there will be one; then those that callers have posted
+    /// until now, which would have met the greeting otherwise.
     #[allow(unsafe_code)]
-    pub(super) fn await_greeting(&self, state: &State) -> Result<()> {
-        let Some(pair) = &state.pair else { return Err(Error::new("create_qp", Cause::Disconnected)) };
-        // SAFETY: it names no memory.
-        let posted = unsafe { pair.post_recv(self.probe_number(RECEIVE | GREETING), None) };
-        posted.map_err(|error| failed("create_qp", "ibv_post_recv", error))
+    pub(super) fn post_receives(&self, state: &mut State, active: bool) -> Result<()> {
+        let Some(pair) = &state.pair else { return Err(Error::new("connect", Cause::Disconnected)) };
+        let greeting = (!active).then(|| (self.probe_number(RECEIVE | GREETING), None));
+        for (number, sge) in greeting.into_iter().chain(mem::take(&mut state.early)) {
+            // SAFETY: the slice lies in a region that the receive's slot holds, until it completes or `end` has destroyed the
+            // queue pair (I1); that of the greeting names no memory.
+            let posted = unsafe { pair.post_recv(number, sge) };
+            posted.map_err(|error| failed("connect", "ibv_post_recv", error))?;
+        }
+        Ok(())
     }
 
     /// Begins, when this end can send.

@@ -46,6 +46,8 @@ pub(super) struct World {
     greetings: HashMap<usize, u64>,
     /// All of these receives, in order.
     pub(super) greetings_posted: Vec<u64>,
+    /// All receives, in order.
+    pub(super) received: Vec<u64>,
     /// Requests of callers and for windows that were posted: number and opcode.
     pub(super) posted: Vec<(u64, u32)>,
     /// Flags of the send requests that were posted.
@@ -678,8 +680,12 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut 
                 assert_eq!(greeting & RECEIVE, RECEIVE);
                 world.greetings.insert(qp.addr(), greeting);
                 world.greetings_posted.push(greeting);
+                world.received.push(greeting);
             }
-            own => world.posted.push((own, u32::MAX)),
+            own => {
+                world.posted.push((own, u32::MAX));
+                world.received.push(own);
+            }
         }
         0
     })

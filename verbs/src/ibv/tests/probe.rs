@@ -2,7 +2,11 @@
 
 use super::fake::{Probes, completes, happens, world};
 use super::{All, CAPACITY};
-use crate::{Cause, CompletionQueue, Device, Progress, ProtectionDomain, Provider, QueuePair, QueuePairState};
+use crate::ibv::queue_pair::{PROBE, SLOT};
+use crate::{
+    Cause, CompletionQueue, CompletionStatus, Device, Progress, ProtectionDomain, Provider, QueuePair, QueuePairState,
+    ReceiveRequest,
+};
 use rdma_core_sys::*;
 
 /// A device of its own, with what queue pairs need.
@@ -91,6 +95,65 @@ fn the_passive_end_waits_for_the_greeting_and_then_reads_too() {
     let known = connected(&pd, &cq, false, Probes::Silent);
     greeting(&known);
     assert_eq!((known.state(), opcodes()), (QueuePairState::ReadyToSend, vec![]));
+}
+
+fn receive(qp: &QueuePair, id: u64) {
+    // SAFETY: it has no memory.
+    #[allow(unsafe_code)]
+    unsafe { qp.post_recv(ReceiveRequest { id, local: None }) }.unwrap();
+}
+
+/// The receives that the device has, callers' by their place among callers' and the probe's as -1.
+fn received() -> Vec<i64> {
+    world(|world| world.received.iter().map(|&id| if id & PROBE != 0 { -1 } else { (id & SLOT) as i64 }).collect())
+}
+
+#[test]
+fn the_greeting_meets_no_receive_of_a_caller() {
+    let (_device, pd, cq) = device();
+    for active in [false, true] {
+        world(|world| (world.probes, world.received) = (Probes::Silent, vec![]));
+        let qp = pd.create_qp(&cq, &cq, CAPACITY).unwrap();
+        receive(&qp, 0);
+        receive(&qp, 1);
+        assert_eq!(received(), []);
+        qp.connect(&qp.address(), active).unwrap();
+        assert_eq!(received(), if active { vec![0, 1] } else { vec![-1, 0, 1] });
+        receive(&qp, 2);
+        assert_eq!(received().last(), Some(&2));
+        qp.to_error();
+        assert!(qp.is_fenced());
+        let mut out = vec![];
+        assert_eq!(cq.poll(&mut out, 10), 3, "one for each that a caller posted");
+        assert!(out.iter().all(|done| done.status == CompletionStatus::Flushed));
+    }
+}
+
+#[test]
+fn a_receive_that_the_device_refuses_at_last_ends_the_queue_pair() {
+    let (_device, pd, cq) = device();
+    let qp = pd.create_qp(&cq, &cq, CAPACITY).unwrap();
+    receive(&qp, 7);
+    world(|world| {
+        world.calls.clear();
+        world.fail = Some((0, libc::EINVAL));
+    });
+    let error = qp.connect(&qp.address(), false).unwrap_err();
+    assert!(matches!(error.cause, Cause::Os { call: "ibv_post_recv", .. }), "{error}");
+    assert_eq!(qp.state(), QueuePairState::Error);
+    assert!(qp.is_fenced());
+    let mut out = vec![];
+    assert_eq!((cq.poll(&mut out, 10), out[0].id), (1, 7));
+}
+
+#[test]
+fn receives_of_a_queue_pair_that_is_never_connected_flush() {
+    let (_device, pd, cq) = device();
+    let qp = pd.create_qp(&cq, &cq, CAPACITY).unwrap();
+    receive(&qp, 7);
+    drop(qp);
+    let mut out = vec![];
+    assert_eq!((cq.poll(&mut out, 10), out[0].id), (1, 7));
 }
 
 // A path is probed again after trouble.
