@@ -79,7 +79,8 @@ pub struct Limits {
     pub payloads: usize,
     /// Control connections, in both directions together: at least 1; default: 1024.
     pub links: usize,
-    /// Leases that one peer may hold: payloads that it reads or views; default: 4096.
+    /// Leases that one peer may hold: payloads that it reads or views; default: 4096. One that needs more than 16 keys, over
+    /// TCP and RDMA one for each part, counts as one for each 16.
     ///
     /// A peer is one endpoint, over all its connections, where it is known to be who it says: with a secret, or over a Unix
     /// socket of this user. Otherwise it is one connection, and all connections from one address (of IPv6: from one network

@@ -7,7 +7,7 @@ mod common;
 
 use common::*;
 use std::time::Duration;
-use towline::{Endpoint, Limits, PutOptions, Ticket};
+use towline::{DType, Endpoint, Limits, Part, PutOptions, Ticket};
 use towline_control::session::SessionConfig;
 use towline_control::wire::{Cancel, Frame, GetFlags, Outcome, RefuseCode, Target};
 
@@ -116,6 +116,21 @@ fn one_address_has_four_times_the_leases_of_a_peer_however_often_it_connects() {
     peers[0].close(&[(leases[0].lease, Outcome::Failed)]);
     until("a lease to be over", || producer.stats().leases == 3);
     peers[4].lease("key");
+}
+
+#[test]
+fn a_lease_of_many_keys_counts_as_many() {
+    let producer = limited(|limits| limits.leases_per_peer = 2);
+    let names: Vec<String> = (0..128).map(|part| part.to_string()).collect();
+    let parts = names.iter().map(|name| Part::bytes(name, DType::U8, &[100], &[7; 100]));
+    producer.put_with("many", parts, &for_consumers(10)).unwrap();
+    let mut peer = Consumer::connect(&producer.address(), session_config()).open();
+    let lease = peer.lease("many"); // 128 keys, as eight leases: all that one address may have
+    peer.ask(Target::Key(b"many"), 0, GetFlags::empty());
+    assert!(matches!(peer.hear().unwrap(), Said::Refused(_, RefuseCode::TooManyLeases, 2)));
+    peer.close(&[(lease.lease, Outcome::Failed)]);
+    until("the lease to be over", || producer.stats().leases == 0);
+    peer.lease("many");
 }
 
 #[test]

@@ -213,7 +213,7 @@ impl Engine {
             self.actions.push_back(Action::UnwatchProcess(grant.link));
         }
         let id = grant.payload;
-        self.lease_over(grant.account);
+        self.lease_over(grant.account, grant.weight);
         if !grant.heard && !grant.hearsay {
             self.unheard.insert(lease, (grant.peer, id));
             if self.unheard.len() > MAX_UNHEARD {

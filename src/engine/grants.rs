@@ -19,7 +19,10 @@ use super::waiting::TargetOwned;
 use super::{Engine, Tick, Timer};
 use std::collections::BTreeSet;
 use towline_control::wire::{RefuseCode, Segment};
-use towline_verbs::{MemoryWindow, QueuePair};
+use towline_verbs::{Cause, MemoryWindow, QueuePair};
+
+/// Keys that one lease may have, to count as one.
+const KEYS_A_LEASE: usize = 16;
 
 /// A lease that a peer holds.
 pub(super) struct Grant {
@@ -42,6 +45,8 @@ pub(super) struct Grant {
     pub(super) told: u64,
     /// Whether bytes are lent to him in the place of the payload's.
     pub(super) lent: bool,
+    /// As how many leases it counts.
+    pub(super) weight: usize,
 }
 
 impl Grant {
@@ -60,6 +65,16 @@ pub(super) enum Exposure {
     Region(QueuePair),
     /// A mapping of the peer's process.
     Mapped,
+}
+
+impl Exposure {
+    /// As how many leases it counts: keys are few, and a payload of many parts needs as many.
+    fn weight(&self) -> usize {
+        match self {
+            Self::Windows(windows) => windows.len().div_ceil(KEYS_A_LEASE).max(1),
+            Self::None | Self::Region(_) | Self::Mapped => 1,
+        }
+    }
 }
 
 impl Engine {
@@ -146,8 +161,8 @@ impl Engine {
         };
         let (exposure, lent) = match exposure {
             Ok(exposed) => exposed,
-            Err((code, text)) => {
-                self.refuse(link_id, request, code, 0, &text);
+            Err((code, have, text)) => {
+                self.refuse(link_id, request, code, have, &text);
                 return;
             }
         };
@@ -156,6 +171,7 @@ impl Engine {
         // and the margin for drifting clocks is added here and taken off there (I4).
         let deadline = self.now + lease_time + self.config.times.drift_margin;
         let timer = self.timers.set(deadline, Timer::Grant(lease));
+        let weight = exposure.weight();
         self.grants.insert(
             lease,
             Grant {
@@ -172,12 +188,13 @@ impl Engine {
                 hearsay: false,
                 told: 0,
                 lent,
+                weight,
             },
         );
         if let Some(payload) = self.payload_mut(id) {
             payload.readers += 1;
         }
-        self.holding(account).leases += 1;
+        self.holding(account).leases += weight;
         if let Some(link) = self.links.get_mut(&link_id) {
             link.granted.insert(lease);
         }
@@ -192,15 +209,18 @@ impl Engine {
         link_id: LinkId,
         view: bool,
         segments: &mut Vec<Segment>,
-    ) -> Result<(Exposure, bool), (RefuseCode, String)> {
-        let failed = |error: towline_verbs::Error| (RefuseCode::Failed, error.to_string());
-        let no_path = || (RefuseCode::NoQueuePair, "no queue pair is agreed on".to_owned());
+    ) -> Result<(Exposure, bool), (RefuseCode, u64, String)> {
+        let failed = |error: towline_verbs::Error| match error.cause {
+            Cause::Limit { have, .. } => (RefuseCode::TooManyLeases, have, error.to_string()),
+            _ => (RefuseCode::Failed, 0, error.to_string()),
+        };
+        let no_path = || (RefuseCode::NoQueuePair, 0, "no queue pair is agreed on".to_owned());
         let link = self.links.get(&link_id).ok_or_else(no_path)?;
         let (Some(rail), Some(queue_pair)) = (link.rail, &link.queue_pair) else { return Err(no_path()) };
         let rail = &self.rails[rail];
         let capabilities = rail.device.info().capabilities;
         if view && !capabilities.mappable {
-            return Err((RefuseCode::Path, format!("{} has no views", link.path)));
+            return Err((RefuseCode::Path, 0, format!("{} has no views", link.path)));
         }
         let mut windows = Vec::new();
         let mut lent = false;

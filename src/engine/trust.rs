@@ -68,8 +68,8 @@ impl Engine {
         self.holdings.entry(account).or_default()
     }
 
-    pub(super) fn lease_over(&mut self, account: Account) {
-        self.let_go(account, |holding| holding.leases -= 1);
+    pub(super) fn lease_over(&mut self, account: Account, weight: usize) {
+        self.let_go(account, |holding| holding.leases -= weight);
     }
 
     pub(super) fn waiting_over(&mut self, account: Account, gets: usize) {
