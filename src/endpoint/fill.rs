@@ -148,6 +148,7 @@ impl<'a> Wire<'a> {
         loop {
             let (over, lent) = driver.with(|engine| (engine.is_over(self.id), engine.is_lent(self.id)));
             if over || !lent {
+                self.hand = None;
                 return over;
             }
             if since.0 >= self.all {
