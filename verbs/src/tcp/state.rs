@@ -549,19 +549,23 @@ impl State {
         }
     }
 
-    /// Completes everything: what is done as it is, the oldest that is not as lost if the connection was, the rest as
-    /// flushed. Nobody may be inside the memory any more.
+    /// Completes everything: what is done at the head of the queue and what failed as it is, the oldest that is not done as
+    /// lost if the connection was, the rest as flushed: also what other streams had done before an older one was, as
+    /// requests succeed in the order posted. Nobody may be inside the memory any more.
     pub(super) fn flush(&mut self, sends: (&Queue, &Arc<Account>), receives: (&Queue, &Arc<Account>), number: u32) {
         let mut lost = self.lost;
+        let mut in_order = true;
         for request in self.sends.drain(..) {
             let (status, errno) = match request.ended {
+                Some(CompletionStatus::Success) if !in_order => (CompletionStatus::Flushed, 0),
                 Some(status) => (status, 0),
                 None => match lost.take() {
                     Some(errno) => (CompletionStatus::TransportRetryExceeded, errno),
                     None => (CompletionStatus::Flushed, 0),
                 },
             };
-            let bytes = if status == CompletionStatus::Success { request.local.len() } else { 0 };
+            in_order &= status == CompletionStatus::Success;
+            let bytes = if in_order { request.local.len() } else { 0 };
             sends.0.push(completion(&request, status, bytes, number, errno as u32), sends.1);
             self.retired.push(request.local);
         }
@@ -709,6 +713,26 @@ mod tests {
             state.data_ends(id, 10, CompletionStatus::Success).unwrap();
             assert_eq!(seen(&mut state), complete);
         }
+    }
+
+    #[test]
+    fn what_is_done_behind_what_is_not_flushes_with_it() {
+        let mut state = State::new();
+        let (queue, account) = queue(8);
+        for id in 0..4 {
+            state.post(request(id, Opcode::Read, 10));
+        }
+        all(&mut state);
+        for id in [0, 2] {
+            state.data_begins(id, 0, 10).unwrap();
+            state.data_ends(id, 10, CompletionStatus::Success).unwrap();
+        }
+        state.flush((&queue, &account), (&queue, &account), 1);
+        let mut out = Vec::new();
+        crate::backend::CqBackend::poll(&queue, &mut out, 8);
+        let seen: Vec<_> = out.iter().map(|done| (done.id, done.status, done.bytes)).collect();
+        let flushed = |id| (id, CompletionStatus::Flushed, 0);
+        assert_eq!(seen, [(0, CompletionStatus::Success, 10), flushed(1), flushed(2), flushed(3)]);
     }
 
     #[test]
