@@ -20,6 +20,9 @@ const BUDGET: Duration = Duration::from_millis(15);
 const MAX_ROUNDS: usize = 8;
 /// What another thread must bring at least.
 const PAYS: f64 = 1.15;
+/// What another routine must bring to be taken for faster than one behind it in the list: what these few milliseconds
+/// can't tell apart.
+const TIE: f64 = 1.06;
 /// Most threads that are measured.
 const MOST: usize = 4;
 /// How many of the best on one thread are measured on more, beside `memcpy`: the order may differ, but not by much.
@@ -73,15 +76,22 @@ pub(super) fn choose(routines: &[Routine]) -> Choice {
         }
         crew.orders.store(LEAVE, Ordering::Release);
     });
-    trials.sort_by_key(|trial| trial.threads);
+    let best = pick(&mut trials);
+    Choice { routine: routines[best.which], threads: best.threads, bytes_per_second: best.rate as u64 }
+}
+
+/// The best: on more threads only if that pays, and of those that come within a tie the last routine.
+fn pick(trials: &mut [Trial]) -> &Trial {
+    trials.sort_by_key(|trial| (trial.threads, trial.which));
     let mut best = &trials[0];
-    for trial in &trials {
+    for trial in trials.iter() {
         let needed = if trial.threads > best.threads { best.rate * PAYS } else { best.rate };
         if trial.rate > needed {
             best = trial;
         }
     }
-    Choice { routine: routines[best.which], threads: best.threads, bytes_per_second: best.rate as u64 }
+    let as_good = |trial: &&Trial| trial.threads == best.threads && trial.rate * TIE >= best.rate;
+    trials.iter().rfind(as_good).unwrap_or(best)
 }
 
 /// A routine on some threads, and the best rate it has shown: what disturbs a run makes it slower, never faster.
@@ -194,7 +204,6 @@ struct Buffer(Mapping);
 impl Buffer {
     fn new(len: usize) -> Option<Self> {
         let map = Mapping::anonymous(len).ok()?;
-        map.advise(libc::MADV_HUGEPAGE).ok(); // a wish; small pages only take longer to make
         if map.populate_write(0, len).is_err() {
             map.touch_fresh();
         }
@@ -209,5 +218,30 @@ impl Buffer {
         debug_assert!(len <= self.0.len());
         // SAFETY: the mapping has `len` bytes.
         unsafe { kernels::evict(self.0.address(), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picked(trials: &[(usize, usize, f64)]) -> (usize, usize) {
+        let mut trials: Vec<Trial> =
+            trials.iter().map(|&(which, threads, rate)| Trial { which, threads, rate }).collect();
+        let best = pick(&mut trials);
+        (best.which, best.threads)
+    }
+
+    #[test]
+    fn a_tie_goes_to_the_last_routine_and_a_clear_win_to_the_first() {
+        assert_eq!(picked(&[(0, 1, 10.0), (3, 1, 9.9), (5, 1, 9.6)]), (5, 1));
+        assert_eq!(picked(&[(0, 1, 10.0), (3, 1, 9.6), (5, 1, 9.0)]), (3, 1));
+        assert_eq!(picked(&[(5, 1, 7.0), (0, 1, 10.0)]), (0, 1));
+    }
+
+    #[test]
+    fn more_threads_are_taken_only_if_they_pay() {
+        assert_eq!(picked(&[(0, 1, 10.0), (5, 1, 10.0), (5, 2, 11.0), (0, 2, 9.0)]), (5, 1));
+        assert_eq!(picked(&[(0, 1, 10.0), (5, 1, 9.0), (0, 2, 20.0), (5, 2, 19.5)]), (5, 2));
     }
 }
