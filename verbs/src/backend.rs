@@ -86,6 +86,11 @@ pub trait PdBackend: Debug + Send + Sync {
 
 /// A memory region.
 pub trait MrBackend: Debug + Send + Sync {
+    /// See [`MemoryRegion::piece_len`](crate::MemoryRegion::piece_len); anything above the region's length where it has
+    /// one piece.
+    fn piece_len(&self) -> u64 {
+        u64::MAX
+    }
     /// See [`MemoryRegion::remote`](crate::MemoryRegion::remote); the range has been checked.
     fn remote(&self, offset: u64, len: u64) -> RemoteSlice;
     /// See [`MemoryRegion::bind`](crate::MemoryRegion::bind); the range has been checked. With a loan, which comes only to

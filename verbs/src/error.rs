@@ -43,6 +43,16 @@ pub enum Cause {
         /// Bytes there are.
         size: u64,
     },
+    /// A range crosses the border between two pieces of a region that is larger than what the device takes in one
+    /// (`max_mr_size`), and has no single key: each part is for a request of its own.
+    AcrossPieces {
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes of a piece; borders lie at multiples of it.
+        piece: u64,
+    },
     /// The queue pair's state does not allow the call.
     State {
         /// The state it is in.
@@ -134,6 +144,11 @@ impl fmt::Display for Error {
             Cause::OutOfRange { offset, len, size } => {
                 write!(f, "bytes {offset}..+{len} lie outside the {size} that there are")
             }
+            Cause::AcrossPieces { offset, len, piece } => write!(
+                f,
+                "bytes {offset}..+{len} cross a border of the pieces of {piece} bytes that this device takes at most \
+                 (max_mr_size): use each part by itself"
+            ),
             Cause::State { is, needs } => write!(f, "queue pair is in {is:?}, the call needs {needs:?}"),
             Cause::NotFound { what } => write!(f, "no such {what}"),
             Cause::Unsupported { what } => write!(f, "{what} is not supported by this provider"),

@@ -34,9 +34,15 @@
 //! callers get one for each all the same. Neither send queue nor completion queue can overflow: places are held until the
 //! caller has polled. [`Posting::Extended`] builds requests by functions where the device has them.
 //!
+//! # Regions
+//!
+//! Memory that is larger than what the device takes in one region is registered in
+//! [pieces](crate::MemoryRegion::piece_len), each with keys of its own. Access flags are those that were asked for and no more;
+//! [`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING) is used where library and device have it.
+//!
 //! # What is not here yet
 //!
-//! iWARP, splitting a region that is larger than the device takes (it is refused), device memory.
+//! iWARP, device memory.
 
 use crate::backend::Provider;
 use crate::{Capabilities, Cause, Device, DeviceInfo, Error, ProviderKind, Result};
@@ -52,6 +58,7 @@ mod device;
 mod domain;
 mod probe;
 mod queue_pair;
+mod region;
 mod status;
 mod survey;
 mod sys;
@@ -104,8 +111,17 @@ pub enum Posting {
 #[derive(Debug, Clone)]
 pub struct IbvProvider {
     library: &'static Library,
+    wishes: Wishes,
+}
+
+/// How devices are to be used.
+#[derive(Debug, Clone, Copy)]
+struct Wishes {
+    /// Whether their memory windows are.
     windows: bool,
     posting: Posting,
+    /// Bytes of a region, instead of what a device says.
+    max_region: Option<u64>,
 }
 
 impl IbvProvider {
@@ -124,7 +140,15 @@ impl IbvProvider {
     /// what a region exposes is taken back with the queue pair alone.
     #[must_use]
     pub fn without_windows(self) -> Self {
-        Self { windows: false, ..self }
+        Self { wishes: Wishes { windows: false, ..self.wishes }, ..self }
+    }
+
+    /// The same, of devices that take at most so many bytes in one region, whatever they say themselves (`max_mr_size`): some
+    /// drivers say less than their device takes. Larger memory is registered in
+    /// [pieces](crate::MemoryRegion::piece_len).
+    #[must_use]
+    pub fn max_region(self, bytes: u64) -> Self {
+        Self { wishes: Wishes { max_region: Some(bytes), ..self.wishes }, ..self }
     }
 
     /// Opens a device to use the port, and the address of it, that `name` names.
@@ -136,18 +160,18 @@ impl IbvProvider {
         let found = self.open_each("open_device", |other| other == name.device)?.into_iter().next();
         let found = found.ok_or(Error::new("open_device", Cause::NotFound { what: "RDMA device" }))?;
         let (info, port) = found.describe(name.port, name.gid_index)?;
-        Ok(Device::from_backend(Arc::new(device::IbvDevice::new(found.context, info, port, self.posting)?)))
+        Ok(Device::from_backend(Arc::new(device::IbvDevice::new(found.context, info, port, self.wishes)?)))
     }
 
     /// A provider over a table of functions.
     fn over(library: &'static Library) -> Self {
-        Self { library, windows: true, posting: Posting::default() }
+        Self { library, wishes: Wishes { windows: true, posting: Posting::default(), max_region: None } }
     }
 
     /// How queue pairs of devices that are opened from now on post.
     #[must_use]
     pub fn posting(self, posting: Posting) -> Self {
-        Self { posting, ..self }
+        Self { wishes: Wishes { posting, ..self.wishes }, ..self }
     }
 
     /// Opens each device of the list that `wanted` takes by its name.
@@ -157,7 +181,7 @@ impl IbvProvider {
         for index in 0..list.len() {
             let Some(name) = list.name(index).filter(|name| wanted(name)) else { continue };
             let context = sys::Context::open(self.library, &list, index)?;
-            found.push(Found { name, context: Arc::new(context), windows: self.windows });
+            found.push(Found { name, context: Arc::new(context), wishes: self.wishes });
         }
         Ok(found)
     }
@@ -172,15 +196,14 @@ fn positive(value: i32) -> u32 {
 struct Found {
     name: String,
     context: Arc<sys::Context>,
-    /// Whether its memory windows are to be used.
-    windows: bool,
+    wishes: Wishes,
 }
 
 impl Found {
     /// Whether windows of type 2B can be had. Not all that say so have them (a provider that is older than the kernel):
     /// one is made.
     fn has_windows(&self, attr: &ibv_device_attr) -> bool {
-        self.windows
+        self.wishes.windows
             && attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0
             && positive(attr.max_qp_wr) > 2 * queue_pair::WINDOW_REQUESTS
             && sys::Domain::new(&self.context).is_ok_and(|domain| sys::Window::new(&Arc::new(domain)).is_ok())
@@ -216,7 +239,8 @@ impl Found {
         }
         let layer = if port.link_layer == IBV_LINK_LAYER_INFINIBAND { "InfiniBand" } else { "RoCE" };
         let mtu = 128u32 << port.active_mtu.min(5);
-        let used = device::Port::new(&self.context, number, &port, &attr, gid_index)?;
+        let mut used = device::Port::new(&self.context, number, &port, &attr, gid_index)?;
+        used.max_region = self.wishes.max_region.unwrap_or(used.max_region);
         let (index, gid) = (used.gid_index, std::net::Ipv6Addr::from(used.gid));
         let description = format!("{layer}, port {number}, MTU {mtu}, GID {index} ({gid})");
         let info = DeviceInfo::new(self.name.clone(), ProviderKind::Ibv, capabilities, description);

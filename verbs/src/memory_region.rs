@@ -18,6 +18,13 @@ bitflags::bitflags! {
         const REMOTE_READ = 1 << 2;
         /// Windows may be bound to it.
         const MW_BIND = 1 << 4;
+        /// No right but a permission, for devices on PCI Express: what a device writes into the region may arrive in
+        /// another order than it was written in, which is faster on many machines. It is all there once the completion
+        /// that tells of it is; but nobody may look at the memory itself to see whether something has come. Where the
+        /// device, its library (rdma-core before 28) or its provider doesn't know it, it changes nothing.
+        #[doc(alias = "IBV_ACCESS_RELAXED_ORDERING")]
+        #[doc(alias = "ibv_reg_mr_iova2")]
+        const RELAXED_ORDERING = 1 << 5;
     }
 }
 
@@ -33,6 +40,7 @@ pub struct RemoteSlice {
 }
 
 const BIND: &str = "bind_mw";
+const REMOTE: &str = "remote";
 
 /// Registered memory. Clones are handles of the same region; it is deregistered when the last is gone, and posted work
 /// requests hold one.
@@ -69,13 +77,39 @@ impl MemoryRegion {
         self.memory.is_empty()
     }
 
+    /// Bytes of each of the pieces (but the last) in which it is registered, each under keys of its own: where it is larger
+    /// than what the device takes in one (`max_mr_size`). Otherwise that is its length. A local slice of a send request may
+    /// cross the border between pieces, and then counts as one for each (`max_sge`).
+    #[must_use]
+    pub fn piece_len(&self) -> u64 {
+        self.backend.piece_len().min(self.len())
+    }
+
     /// Where a peer finds bytes `offset..offset + len` under the region's own key.
     ///
     /// # Errors
-    /// [`Cause::OutOfRange`].
+    /// [`Cause::OutOfRange`]; [`Cause::AcrossPieces`] where they have more than one key:
+    /// [`remote_pieces`](Self::remote_pieces) gives all.
     pub fn remote(&self, offset: u64, len: u64) -> Result<RemoteSlice> {
-        check_range("remote", offset, len, self.len())?;
+        check_range(REMOTE, offset, len, self.len())?;
+        check_piece(REMOTE, offset, len, self.backend.piece_len())?;
         Ok(self.backend.remote(offset, len))
+    }
+
+    /// The same, of bytes that may lie in several [pieces](Self::piece_len): one slice for each, in order; none for no bytes.
+    ///
+    /// # Errors
+    /// [`Cause::OutOfRange`].
+    pub fn remote_pieces(&self, offset: u64, len: u64) -> Result<Vec<RemoteSlice>> {
+        check_range(REMOTE, offset, len, self.len())?;
+        let (mut slices, mut at, end) = (Vec::new(), offset, offset + len);
+        while at < end {
+            let piece = self.backend.piece_len();
+            let until = end.min((at / piece + 1).saturating_mul(piece));
+            slices.push(self.backend.remote(at, until - at));
+            at = until;
+        }
+        Ok(slices)
     }
 
     /// Binds a window: a key for bytes `offset..offset + len` alone, good for reads by the peer of `queue_pair`, from when
@@ -83,7 +117,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     /// [`Cause::Unsupported`] where [`Capabilities::scoped_keys`](crate::Capabilities::scoped_keys) is false;
-    /// [`Cause::OutOfRange`]; [`Cause::Denied`] without [`Access::MW_BIND`]; [`Cause::Limit`].
+    /// [`Cause::OutOfRange`]; [`Cause::AcrossPieces`]; [`Cause::Denied`] without [`Access::MW_BIND`]; [`Cause::Limit`].
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind(&self, queue_pair: &QueuePair, offset: u64, len: u64) -> Result<MemoryWindow> {
         self.bind_window(queue_pair, offset, len, None)
@@ -111,6 +145,7 @@ impl MemoryRegion {
         loan: Option<Arc<Loan>>,
     ) -> Result<MemoryWindow> {
         check_range(BIND, offset, len, self.len())?;
+        check_piece(BIND, offset, len, self.backend.piece_len())?;
         let backend = self.backend.clone().bind(&*queue_pair.backend, offset, len, loan)?;
         Ok(MemoryWindow { backend, _region: self.clone() })
     }
@@ -161,4 +196,12 @@ pub(crate) fn check_range(verb: &'static str, offset: u64, len: u64, size: u64) 
         Some(end) if end <= size => Ok(()),
         _ => Err(Error::new(verb, Cause::OutOfRange { offset, len, size })),
     }
+}
+
+/// Refuses a range, which has been checked, that lies in more than one piece of `piece` bytes.
+pub(crate) fn check_piece(verb: &'static str, offset: u64, len: u64, piece: u64) -> Result<()> {
+    if len == 0 || offset / piece == (offset + len - 1) / piece {
+        return Ok(());
+    }
+    Err(Error::new(verb, Cause::AcrossPieces { offset, len, piece }))
 }

@@ -3,7 +3,7 @@
 use super::completion_queue::Cq;
 use super::domain::Domain;
 use super::queue_pair::Core;
-use super::{Posting, address::Address, can_be_used, probe::Proven, queue_pair, status, sys};
+use super::{Wishes, address::Address, can_be_used, probe::Proven, queue_pair, status, sys};
 use crate::backend::{CqBackend, DeviceBackend, PdBackend};
 use crate::{Capabilities, Cause, DeviceInfo, Error, MemoryKind, Progress, Result, Token};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -39,7 +39,9 @@ pub(super) struct Port {
     pub(super) responder_depth: u8,
     /// Reads that a queue pair has under way at a time.
     pub(super) initiator_depth: u8,
+    /// Bytes that one of the device's regions holds at most, and how many of them there can be.
     pub(super) max_region: u64,
+    pub(super) max_regions: u64,
 }
 
 impl Port {
@@ -66,6 +68,7 @@ impl Port {
             responder_depth: reads(attr.max_qp_rd_atom),
             initiator_depth: reads(attr.max_qp_init_rd_atom),
             max_region: attr.max_mr_size,
+            max_regions: u64::try_from(attr.max_mr).unwrap_or(0),
         })
     }
 
@@ -143,7 +146,7 @@ pub(super) struct IbvDevice {
     pub(super) bell: sys::Bell,
     channel: Arc<sys::Channel>,
     pub(super) context: Arc<sys::Context>,
-    pub(super) posting: Posting,
+    pub(super) wishes: Wishes,
     /// Queue pairs by the address of the library's object.
     pairs: Mutex<HashMap<usize, Weak<Core>>>,
     serial: AtomicU32,
@@ -152,14 +155,14 @@ pub(super) struct IbvDevice {
 }
 
 impl IbvDevice {
-    pub(super) fn new(context: Arc<sys::Context>, info: DeviceInfo, port: Port, posting: Posting) -> Result<Self> {
+    pub(super) fn new(context: Arc<sys::Context>, info: DeviceInfo, port: Port, wishes: Wishes) -> Result<Self> {
         let system = |call| move |error: std::io::Error| Error::from_io("open_device", call, &error);
         let channel = Arc::new(sys::Channel::new(&context)?);
         let bell = sys::Bell::new().map_err(system("eventfd"))?;
         let events = context.async_fd().map_err(system("fcntl"))?;
         let any = sys::Any::of(&[channel.fd(), events, bell.fd()]).map_err(system("epoll"))?;
         let (pairs, serial) = (Mutex::default(), AtomicU32::new(0));
-        Ok(Self { info, port, any, bell, channel, context, posting, pairs, serial, proven: Proven::default() })
+        Ok(Self { info, port, any, bell, channel, context, wishes, pairs, serial, proven: Proven::default() })
     }
 
     /// A number for a queue pair, which is not used again while completions of another may be about.

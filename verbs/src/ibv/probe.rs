@@ -3,8 +3,7 @@
 //! A path that carries small packets may lose large ones (another MTU on the way), and an address or key of somebody else
 //! may answer: so the bytes are more than a packet has room for, and each is compared.
 
-use super::domain::Region;
-use super::{address::Address, failed, sys};
+use super::{address::Address, failed, region::Region, sys};
 use crate::memory::HugePages;
 use crate::{Access, Error, Memory, Result};
 use core::fmt;
@@ -86,7 +85,8 @@ impl Read {
         // SAFETY: the memory is mapped as long as a clone of it lives, and the region keeps one.
         let raw = unsafe { sys::Region::register(domain, memory.address(), LEN as usize, IBV_ACCESS_LOCAL_WRITE) };
         let raw = raw.map_err(|error| failed(VERB, "ibv_reg_mr", error))?;
-        Ok(Self { region: Arc::new(Region::new(raw, domain.clone(), memory, Access::LOCAL_WRITE)), nonce })
+        let region = Region::whole(raw, domain.clone(), memory, Access::LOCAL_WRITE)?;
+        Ok(Self { region: Arc::new(region), nonce })
     }
 
     pub(super) fn region(&self) -> &Arc<Region> {

@@ -114,7 +114,8 @@ impl Core {
             max_recv_sge: 1,
             max_inline_data: post::INLINE_BYTES,
         };
-        let pair = sys::Pair::new(&domain.raw, [&sends.raw, &receives.raw], cap, device.posting == Posting::Extended);
+        let pair =
+            sys::Pair::new(&domain.raw, [&sends.raw, &receives.raw], cap, device.wishes.posting == Posting::Extended);
         let pair = pair.map_err(|error| failed(VERB, "ibv_create_qp", error))?;
         // Receives can be posted from here on.
         let init = ibv_qp_attr {

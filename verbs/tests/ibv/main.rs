@@ -9,6 +9,7 @@ mod harness;
 mod objects;
 mod probe;
 mod refusals;
+mod regions;
 mod transfers;
 mod weather;
 mod windows;

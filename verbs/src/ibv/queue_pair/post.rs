@@ -6,10 +6,11 @@
 
 use super::sends::{Asking, number_after};
 use super::{Core, RECEIVE};
-use crate::ibv::domain::Region;
+use crate::backend::MrBackend;
 use crate::ibv::failed;
+use crate::ibv::region::Region;
 use crate::ibv::sys::{Chain, Request};
-use crate::memory_region::check_range;
+use crate::memory_region::{check_piece, check_range};
 use crate::{
     Access, Cause, Error, LocalSlice, MemoryRegion, Opcode, QueuePairState, ReceiveRequest, Result, WorkRequest,
 };
@@ -20,7 +21,7 @@ use std::sync::Arc;
 /// rest of a request, without making each place in the send queue larger.
 pub(super) const INLINE_BYTES: u32 = 64;
 
-/// The region of the slice before: requests that are posted together often use one.
+/// The region of the slice before, if it has one piece: requests that are posted together often use one.
 struct Last<'s> {
     handle: &'s MemoryRegion,
     region: &'s Region,
@@ -113,16 +114,20 @@ impl Core {
             return limit(VERB, "max_sge", self.max_sge as u64, local.len() as u64);
         }
         let is_read = matches!(opcode, Opcode::Read);
-        let (mut bytes, mut is_near) = (0u64, !is_read);
+        let (mut bytes, mut is_near, mut slices) = (0u64, !is_read, 0);
         for slice in local {
             let region = self.region(VERB, slice, is_read)?;
-            *last = Some(Last { handle: &slice.region, region, is_written: is_read });
+            *last = region.is_whole().then_some(Last { handle: &slice.region, region, is_written: is_read });
             bytes += slice.len;
             is_near &= region.is_near;
-            // A length of 0 means 2^31 to some devices.
-            if slice.len > 0 {
-                chain.slice(region.sge(slice.offset, slice.len as u32));
+            // None where there are no bytes: a length of 0 means 2^31 to some devices.
+            for sge in region.sges(slice.offset, slice.len as u32) {
+                slices += 1;
+                chain.slice(sge);
             }
+        }
+        if slices > self.max_sge {
+            return limit(VERB, "max_sge", self.max_sge as u64, slices as u64);
         }
         if bytes > max_message {
             return limit(VERB, "max_message_size", max_message, bytes);
@@ -224,7 +229,11 @@ impl Core {
     pub(super) fn post_recv(&self, request: ReceiveRequest) -> Result<()> {
         const VERB: &str = "post_recv";
         let sge = match &request.local {
-            Some(slice) => Some(self.region(VERB, slice, true)?.sge(slice.offset, slice.len as u32)),
+            Some(slice) => {
+                let region = self.region(VERB, slice, true)?;
+                check_piece(VERB, slice.offset, slice.len, region.piece_len())?;
+                region.sges(slice.offset, slice.len as u32).next()
+            }
             None => None,
         };
         let mut state = self.state();
@@ -237,13 +246,13 @@ impl Core {
         let slot = state.receives.insert(request.id, held);
         let wr_id = u64::from(self.serial) << 32 | RECEIVE | slot;
         if state.phase == QueuePairState::Reset {
-            state.early.push((wr_id, sge.filter(|sge| sge.length > 0)));
+            state.early.push((wr_id, sge));
             return Ok(());
         }
         let Some(pair) = &state.pair else { return Err(Error::new(VERB, Cause::Disconnected)) };
         // SAFETY: the slice lies in a region that the slot holds, until the receive completes or `end` has destroyed the
         // queue pair (I1).
-        let posted = unsafe { pair.post_recv(wr_id, sge.filter(|sge| sge.length > 0)) };
+        let posted = unsafe { pair.post_recv(wr_id, sge) };
         posted.map_err(|error| {
             let refused = state.receives.remove(slot);
             self.receives.1.give_back(1);

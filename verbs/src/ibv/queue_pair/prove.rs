@@ -98,8 +98,7 @@ impl Core {
         }
         if reads {
             let read = Read::new(&self.domain, remote.probe.nonce)?;
-            let region = read.region();
-            slices.push(ibv_sge { addr: region.address(0), length: probe::LEN, lkey: region.raw.local_key() });
+            slices.push(read.region().sge(0, probe::LEN));
             let mut wr = ibv_send_wr { opcode: IBV_WR_RDMA_READ, send_flags: IBV_SEND_SIGNALED, ..zeroed() };
             (wr.wr_id, wr.num_sge) = (self.probe_number(READ), 1);
             wr.wr.rdma = ibv_send_wr_rdma { remote_addr: remote.probe.address, rkey: remote.probe.key };

@@ -18,8 +18,7 @@
 
 use super::{Core, Handle, SLOT, State, WINDOW};
 use crate::backend::{MwBackend, QpBackend};
-use crate::ibv::domain::Region;
-use crate::ibv::{failed, sys};
+use crate::ibv::{failed, region::Region, sys};
 use crate::{Access, Cause, Error, QueuePairState, RemoteSlice, Result};
 use core::fmt;
 use core::mem;
@@ -264,7 +263,8 @@ impl Core {
                 number |= INVALIDATES;
                 sys::Window::invalidate(entry.idle.key)
             } else {
-                entry.idle.window.bind(entry.idle.key, &entry.region.raw, entry.remote.address, entry.remote.len)
+                let RemoteSlice { address, len, .. } = entry.remote;
+                entry.idle.window.bind(entry.idle.key, entry.region.piece_of(address), address, len)
             };
             wr.wr_id = u64::from(self.serial) << 32 | WINDOW | number;
             let Some(pair) = &state.pair else { return };

@@ -59,12 +59,12 @@ impl Chain {
     }
 
     /// Adds a slice to the request that is added next.
-    ///
-    /// # Panics
-    /// When there are more than [`Pair::begin`] was told.
     #[inline]
     pub(in crate::ibv) fn slice(&mut self, slice: ibv_sge) {
-        self.slices[self.next.1] = slice;
+        match self.slices.get_mut(self.next.1) {
+            Some(place) => *place = slice,
+            None => self.slices.push(slice), // more than there were to be
+        }
         self.next.1 += 1;
     }
 
@@ -99,7 +99,7 @@ pub(super) fn has_functions(ex: NonNull<ibv_qp_ex>) -> bool {
 }
 
 impl Pair {
-    /// Begins to add requests to `chain`, so many with so many slices at most; [`post`](Self::post) or
+    /// Begins to add requests to `chain`, so many at most and with about so many slices; [`post`](Self::post) or
     /// [`give_up`](Self::give_up) has to follow, and no other call may come between.
     pub(in crate::ibv) fn begin(&self, chain: &mut Chain, count: usize, slices: usize) {
         chain.begin(if self.extended.is_some() { 0 } else { count }, slices);
@@ -127,9 +127,8 @@ impl Pair {
     #[inline]
     pub(in crate::ibv) fn add_with(&self, chain: &mut Chain, request: &Request, slice: ibv_sge) {
         let Some(ex) = self.extended else {
-            let at = chain.next.1;
-            chain.slices[at] = slice;
-            chain.next = (at + 1, at + 1);
+            chain.slice(slice);
+            chain.next.0 = chain.next.1;
             chain.request(request, 1);
             return;
         };

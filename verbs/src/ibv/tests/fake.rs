@@ -5,7 +5,7 @@
 use crate::ibv::IbvProvider;
 use crate::ibv::queue_pair::{PROBE, RECEIVE};
 use core::cell::RefCell;
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr;
 use rdma_core_sys::*;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -78,6 +78,12 @@ pub(super) struct World {
     /// States that queue pairs were set to.
     pub(super) states: Vec<u32>,
     next_number: u32,
+    /// The size of a region that the device says it takes at most, if not 1 GiB.
+    pub(super) max_mr_size: u64,
+    /// Regions that were made: function, address, bytes, access flags.
+    pub(super) registered: Vec<(&'static str, usize, usize, c_int)>,
+    /// Slices of requests that were posted.
+    pub(super) slices: Vec<ibv_sge>,
     /// Whether the device says that it has memory windows.
     pub(super) windows: bool,
     /// Whether it has them.
@@ -88,6 +94,8 @@ pub(super) struct World {
     pub(super) keys: Vec<u32>,
     /// The key that each window was bound to last.
     had: HashMap<usize, u32>,
+    /// The remote key of the region that each key of a window was bound to.
+    pub(super) bound_to: HashMap<u32, u32>,
     /// What each key opens: the window, and bytes.
     pub(super) open: HashMap<u32, (usize, u64, u64)>,
 }
@@ -138,6 +146,7 @@ impl World {
             IBV_WR_BIND_MW => {
                 let (mw, info) = (wr.bind_mw.mw.addr(), wr.bind_mw.bind_info);
                 self.keys.push(wr.bind_mw.rkey);
+                self.bound_to.insert(wr.bind_mw.rkey, at(info.mr).rkey);
                 let now = at(wr.bind_mw.mw).rkey;
                 let had = self.had.insert(mw, wr.bind_mw.rkey);
                 assert!(had.is_none_or(|had| had == now), "the key that it has is another");
@@ -289,7 +298,8 @@ extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c
         max_qp_wr: if world(|world| world.lean) { 4096 } else { 100 },
         max_sge: 4,
         max_cqe: if world(|world| world.lean) { 10_000 } else { 1000 },
-        max_mr_size: 1 << 30,
+        max_mr_size: world(|world| if world.max_mr_size > 0 { world.max_mr_size } else { 1 << 30 }),
+        max_mr: 100,
         max_qp_rd_atom: 128,
         max_qp_init_rd_atom: 8,
         device_cap_flags: if world(|world| world.windows) { IBV_DEVICE_MEM_WINDOW_TYPE_2B } else { 0 },
@@ -349,11 +359,28 @@ extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     world(|world| world.unmade(pd))
 }
 
-extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, _: c_int) -> *mut ibv_mr {
-    world(|world| match world.fails("reg_mr") {
+fn registers(call: &'static str, pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+    world(|world| match world.fails(call) {
         true => ptr::null_mut(),
-        false => world.made("mr", ibv_mr { pd, addr, length, lkey: 11, rkey: 22, ..zeroed() }, &[pd.addr()]),
+        false => {
+            world.registered.push((call, addr.addr(), length, access));
+            let key = world.registered.len() as u32;
+            world.made(
+                "mr",
+                ibv_mr { pd, addr, length, lkey: key << 8 | 1, rkey: key << 8 | 2, ..zeroed() },
+                &[pd.addr()],
+            )
+        }
     })
+}
+
+extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+    registers("reg_mr", pd, addr, length, access)
+}
+
+extern "C" fn reg_mr_iova2(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: c_uint) -> *mut ibv_mr {
+    assert_eq!(iova, addr.addr() as u64);
+    registers("reg_mr_iova2", pd, addr, len, access as c_int)
 }
 
 extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
@@ -521,6 +548,7 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
                 world.posted.push((at(next).wr_id, at(next).opcode));
                 world.window_request(qp, at(next));
                 world.flags.push(at(next).send_flags);
+                world.slices.extend((0..at(next).num_sge as usize).map(|i| *at(at(next).sg_list.wrapping_add(i))));
                 if at(next).send_flags & IBV_SEND_INLINE != 0 {
                     let slices = (0..at(next).num_sge as usize).map(|i| *at(at(next).sg_list.wrapping_add(i)));
                     world.inlined.push(slices.flat_map(|sge| bytes(sge.addr as usize, sge.length as usize)).collect());
@@ -709,6 +737,7 @@ fn lookup(symbol: &CStr, _: &CStr) -> *mut c_void {
         "ibv_alloc_pd" => alloc_pd as *mut c_void,
         "ibv_dealloc_pd" => dealloc_pd as *mut c_void,
         "ibv_reg_mr" => reg_mr as *mut c_void,
+        "ibv_reg_mr_iova2" => reg_mr_iova2 as *mut c_void,
         "ibv_dereg_mr" => dereg_mr as *mut c_void,
         "ibv_create_comp_channel" => create_comp_channel as *mut c_void,
         "ibv_destroy_comp_channel" => destroy_comp_channel as *mut c_void,
@@ -728,6 +757,14 @@ fn lookup(symbol: &CStr, _: &CStr) -> *mut c_void {
 
 /// A provider over the fakes.
 pub(super) fn provider() -> IbvProvider {
+    provider_without("")
+}
+
+/// The same, of a library that lacks this function.
+pub(super) fn provider_without(symbol: &str) -> IbvProvider {
+    let lookup = |name: &'static CStr, version: &'static CStr| {
+        if name.to_str() == Ok(symbol) { ptr::null_mut() } else { lookup(name, version) }
+    };
     // SAFETY: each fake has the signature of the function that it stands for; what is not called ends the test.
     let library = unsafe { Library::resolve(lookup) }.unwrap();
     IbvProvider::over(Box::leak(Box::new(library)))
