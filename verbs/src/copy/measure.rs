@@ -202,6 +202,7 @@ fn pause() {
 struct Buffer(Mapping);
 
 impl Buffer {
+    /// In small pages, as pools are on most machines: in huge ones a second thread seems to gain too little.
     fn new(len: usize) -> Option<Self> {
         let map = Mapping::anonymous(len).ok()?;
         if map.populate_write(0, len).is_err() {

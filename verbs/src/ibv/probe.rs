@@ -85,7 +85,7 @@ impl Read {
         // SAFETY: the memory is mapped as long as a clone of it lives, and the region keeps one.
         let raw = unsafe { sys::Region::register(domain, memory.address(), LEN as usize, IBV_ACCESS_LOCAL_WRITE) };
         let raw = raw.map_err(|error| failed(VERB, "ibv_reg_mr", error))?;
-        let region = Region::whole(raw, domain.clone(), memory, Access::LOCAL_WRITE)?;
+        let region = Region::whole(raw, domain.clone(), memory, Access::LOCAL_WRITE);
         Ok(Self { region: Arc::new(region), nonce })
     }
 

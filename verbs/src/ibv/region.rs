@@ -93,7 +93,7 @@ impl fmt::Debug for Region {
 }
 
 impl Region {
-    /// Registers all of `memory`.
+    /// Registers all of `memory`, which has bytes.
     #[allow(unsafe_code)]
     pub(super) fn register(domain: &Domain, memory: Memory, access: Access) -> Result<Self> {
         let port = &domain.device.port;
@@ -110,27 +110,21 @@ impl Region {
             pieces.push(raw.map_err(|error| refused(error, len))?);
             offset += bytes;
         }
-        Self::of(pieces, piece, domain.raw.clone(), memory, access)
+        Ok(Self::of(pieces, piece, domain.raw.clone(), memory, access))
     }
 
     /// A region of one piece.
-    pub(super) fn whole(raw: sys::Region, domain: Arc<sys::Domain>, memory: Memory, access: Access) -> Result<Self> {
+    pub(super) fn whole(raw: sys::Region, domain: Arc<sys::Domain>, memory: Memory, access: Access) -> Self {
         Self::of(vec![raw], u64::MAX, domain, memory, access)
     }
 
-    fn of(
-        pieces: Vec<sys::Region>,
-        piece: u64,
-        domain: Arc<sys::Domain>,
-        memory: Memory,
-        access: Access,
-    ) -> Result<Self> {
-        let none = Error::new(VERB, Cause::OutOfRange { offset: 0, len: 0, size: 0 });
-        let local_key = pieces.first().ok_or(none)?.local_key();
+    /// A region of `pieces`, one at least.
+    fn of(pieces: Vec<sys::Region>, piece: u64, domain: Arc<sys::Domain>, memory: Memory, access: Access) -> Self {
+        let local_key = pieces[0].local_key();
         // Exposed, as the library's provider makes a pointer of it when it takes bytes at once.
         let base = memory.address().expose_provenance() as u64;
         let (is_near, len) = (memory.kind() == MemoryKind::Host, memory.len());
-        Ok(Self { pieces: pieces.into(), piece, local_key, domain, access, is_near, base, len, memory })
+        Self { pieces: pieces.into(), piece, local_key, domain, access, is_near, base, len, memory }
     }
 
     pub(super) fn memory(&self) -> &Memory {
