@@ -8,7 +8,7 @@ use super::{status, sys};
 use crate::backend::CqBackend;
 use crate::{Cause, Completion, Error, LocalSlice, Result};
 use core::any::Any;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rdma_core_sys::{IBV_EVENT_CQ_ERR, ibv_wc, zeroed};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -25,6 +25,9 @@ pub(super) struct Cq {
     whole: u32,
     reserved: Arc<Reserved>,
     armed: AtomicBool,
+    /// One more than the number of the device's event that was the next when the next completion was asked to make one; 0
+    /// before.
+    asked: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -102,8 +105,8 @@ impl Drop for Account {
 impl Cq {
     /// A queue of `whole` entries, of which queue pairs' own requests get what is above `depth`.
     pub(super) fn new(device: Arc<IbvDevice>, raw: sys::Queue, depth: u32, whole: u32) -> Self {
-        let (reserved, armed) = (Arc::default(), AtomicBool::new(false));
-        Self { device, raw: Arc::new(raw), depth, whole, reserved, armed, state: Mutex::default() }
+        let (reserved, armed, asked) = (Arc::default(), AtomicBool::new(false), AtomicU64::new(0));
+        Self { device, raw: Arc::new(raw), depth, whole, reserved, armed, asked, state: Mutex::default() }
     }
 
     pub(super) fn is_of(&self, device: &Arc<IbvDevice>) -> bool {
@@ -213,7 +216,15 @@ impl CqBackend for Handle {
             return;
         }
         cq.armed.store(true, Ordering::SeqCst);
-        if cq.raw.request_event().is_err() {
+        // Asking is a system call on some devices. What was asked for holds until the event is taken; the number is taken
+        // before the event is, so that one that is not counted yet is still there to be taken, and wakes the caller.
+        let next = cq.device.next_event();
+        if cq.asked.load(Ordering::SeqCst) == next + 1 {
+            return;
+        }
+        if cq.raw.request_event().is_ok() {
+            cq.asked.store(next + 1, Ordering::SeqCst);
+        } else {
             // No event will come: the caller is woken at once, and finds the queue broken when it polls.
             cq.device.bell.ring();
         }

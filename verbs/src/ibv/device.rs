@@ -6,7 +6,7 @@ use super::queue_pair::Core;
 use super::{Wishes, address::Address, can_be_used, probe::Proven, queue_pair, status, sys};
 use crate::backend::{CqBackend, DeviceBackend, PdBackend};
 use crate::{Capabilities, Cause, DeviceInfo, Error, MemoryKind, Progress, Result, Token};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rdma_core_sys::{
     IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ERR, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_INFINIBAND,
     ibv_device_attr, ibv_gid_entry, ibv_port_attr,
@@ -150,6 +150,8 @@ pub(super) struct IbvDevice {
     /// Queue pairs by the address of the library's object.
     pairs: Mutex<HashMap<usize, Weak<Core>>>,
     serial: AtomicU32,
+    /// Events of completion queues that were taken, or are just being taken.
+    events: AtomicU64,
     /// Ways to peers that carry.
     pub(super) proven: Proven,
 }
@@ -161,13 +163,24 @@ impl IbvDevice {
         let bell = sys::Bell::new().map_err(system("eventfd"))?;
         let events = context.async_fd().map_err(system("fcntl"))?;
         let any = sys::Any::of(&[channel.fd(), events, bell.fd()]).map_err(system("epoll"))?;
-        let (pairs, serial) = (Mutex::default(), AtomicU32::new(0));
-        Ok(Self { info, port, any, bell, channel, context, wishes, pairs, serial, proven: Proven::default() })
+        let (pairs, serial, events) = (Mutex::default(), AtomicU32::new(0), AtomicU64::new(0));
+        Ok(Self { info, port, any, bell, channel, context, wishes, pairs, serial, events, proven: Proven::default() })
     }
 
     /// A number for a queue pair, which is not used again while completions of another may be about.
     pub(super) fn next_serial(&self) -> u32 {
         self.serial.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The number of the completion queues' event that is taken next.
+    pub(super) fn next_event(&self) -> u64 {
+        self.events.load(Ordering::SeqCst)
+    }
+
+    /// Takes an event of a completion queue; false if there was none.
+    fn take_queue_event(&self) -> bool {
+        self.events.fetch_add(1, Ordering::SeqCst);
+        self.channel.take_event()
     }
 
     pub(super) fn info_capabilities(&self) -> &Capabilities {
@@ -273,7 +286,7 @@ impl DeviceBackend for IbvDevice {
         }
         self.bell.quiet();
         let mut taken = 0;
-        while taken < EVENTS && self.channel.take_event() {
+        while taken < EVENTS && self.take_queue_event() {
             taken += 1;
         }
         while taken < 2 * EVENTS && self.take_event() {

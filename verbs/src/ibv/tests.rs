@@ -14,7 +14,7 @@ use crate::{
     Progress, ProtectionDomain, Provider, QueuePair, QueuePairCapacity, QueuePairState, ReceiveRequest, Result,
     WorkRequest,
 };
-use fake::{completes, happens, provider, world};
+use fake::{completes, happens, provider, queue_event, world};
 use rdma_core_sys::*;
 use std::any::Any;
 
@@ -321,6 +321,26 @@ fn events_reach_whom_they_concern() {
     assert_eq!(all.device.progress(), Progress::More, "a bounded piece of work");
     while all.device.progress() == Progress::More {}
     assert_eq!(world(|world| world.events_acknowledged), 206);
+}
+
+#[test]
+fn an_event_is_asked_for_once_until_it_is_taken() {
+    let all = All::new();
+    let asked = || world(|world| world.asked);
+    for _ in 0..3 {
+        all.cq.arm();
+    }
+    assert_eq!(asked(), 1, "it is a system call on some devices");
+    let other = all.device.create_cq(8).unwrap();
+    other.arm();
+    assert_eq!(asked(), 2, "each queue has its own");
+    queue_event();
+    all.cq.arm();
+    assert_eq!(asked(), 2, "what has come and was not taken wakes as well");
+    assert_eq!(all.device.progress(), Progress::Idle);
+    assert_eq!(world(|world| world.queue_events_acknowledged), 1);
+    all.cq.arm();
+    assert_eq!(asked(), 3, "the one that was asked for has been taken");
 }
 
 // I13: a child must not destroy what is its parent's.

@@ -72,6 +72,11 @@ pub(super) struct World {
     /// Asynchronous events that have happened, and the descriptor that tells of them.
     pub(super) events: VecDeque<ibv_async_event>,
     async_fd: c_int,
+    /// Events of completion queues that have happened, how often one was asked for, and the channel's descriptor.
+    queue_events: u32,
+    pub(super) asked: u32,
+    pub(super) queue_events_acknowledged: u32,
+    channel_fd: c_int,
     /// The queue pair that was made last.
     pub(super) last_qp: usize,
     pub(super) events_acknowledged: u32,
@@ -202,9 +207,29 @@ pub(super) fn happens(event_type: u32, qp: usize) {
         world.events.push_back(ibv_async_event { element, event_type });
         world.async_fd
     });
+    ring(fd);
+}
+
+/// A completion queue makes the event that was asked for.
+pub(super) fn queue_event() {
+    let fd = world(|world| {
+        world.queue_events += 1;
+        world.channel_fd
+    });
+    ring(fd);
+}
+
+fn ring(fd: c_int) {
     let one = 1u64;
     // SAFETY: a descriptor of ours, 8 bytes.
     unsafe { libc::write(fd, (&raw const one).cast(), 8) };
+}
+
+/// Takes what made a descriptor of ours readable; the provider has made it non-blocking.
+fn quiet(fd: c_int) {
+    let mut count = 0u64;
+    // SAFETY: a descriptor of ours; room for 8 bytes.
+    unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
 }
 
 fn set_errno(errno: c_int) {
@@ -422,6 +447,7 @@ extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_ch
         true => ptr::null_mut(),
         false => {
             let channel = ibv_comp_channel { context, fd: descriptor(), refcnt: 0 };
+            world.channel_fd = channel.fd;
             world.made("channel", channel, &[table(context).addr()])
         }
     })
@@ -496,9 +522,7 @@ extern "C" fn get_async_event(_: *mut ibv_context, event: *mut ibv_async_event) 
             0
         }
         None => {
-            let (fd, mut count) = (world(|world| world.async_fd), 0u64);
-            // SAFETY: a descriptor of ours, which the provider has made non-blocking; room for 8 bytes.
-            unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
+            quiet(world(|world| world.async_fd));
             set_errno(libc::EAGAIN);
             -1
         }
@@ -509,9 +533,18 @@ extern "C" fn ack_async_event(_: *mut ibv_async_event) {
     world(|world| world.events_acknowledged += 1);
 }
 
-extern "C" fn get_cq_event(_: *mut ibv_comp_channel, _: *mut *mut ibv_cq, _: *mut *mut c_void) -> c_int {
+extern "C" fn get_cq_event(channel: *mut ibv_comp_channel, _: *mut *mut ibv_cq, _: *mut *mut c_void) -> c_int {
+    let left = world(|world| world.queue_events.checked_sub(1).map(|left| world.queue_events = left));
+    if left.is_some() {
+        return 0;
+    }
+    quiet(at(channel).fd);
     set_errno(libc::EAGAIN);
     -1
+}
+
+extern "C" fn ack_cq_events(_: *mut ibv_cq, count: c_uint) {
+    world(|world| world.queue_events_acknowledged += count);
 }
 
 extern "C" fn is_fork_initialized() -> u32 {
@@ -532,6 +565,7 @@ unsafe extern "C" fn poll_cq(_: *mut ibv_cq, room: c_int, wc: *mut ibv_wc) -> c_
 }
 
 unsafe extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
+    world(|world| world.asked += 1);
     0
 }
 
@@ -750,6 +784,7 @@ fn lookup(symbol: &CStr, _: &CStr) -> *mut c_void {
         "ibv_get_async_event" => get_async_event as *mut c_void,
         "ibv_ack_async_event" => ack_async_event as *mut c_void,
         "ibv_get_cq_event" => get_cq_event as *mut c_void,
+        "ibv_ack_cq_events" => ack_cq_events as *mut c_void,
         "ibv_is_fork_initialized" => is_fork_initialized as *mut c_void,
         _ => not_called as *mut c_void,
     }
