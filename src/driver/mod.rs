@@ -2,13 +2,14 @@
 //!
 //! There is one readiness loop, and one thread in it at a time: whoever holds the *reactor*. A caller that waits for an
 //! operation takes the reactor and runs the loop itself, so that the frame he waits for is read, understood and
-//! answered by his own thread. A background thread holds the reactor while no caller waits. So the number of threads is
-//! fixed whatever the number of peers: the callers' own, and one.
+//! answered by his own thread. A background thread holds the reactor while no caller waits ([`linger`] has how soon it
+//! takes it). So the number of threads is fixed whatever the number of peers: the callers' own, and one.
 //!
 //! Locks, in the order in which they may be taken: `turn` (who holds the reactor; held for moments), `state` (engine and
 //! connections; held while frames are worked on and sockets written, never while anything is waited for or a payload's
 //! bytes are moved). Payload bytes move in [`Device::progress`], under no lock of this module.
 
+mod linger;
 mod net;
 mod reactor;
 
@@ -16,13 +17,14 @@ use crate::endpoint::lock;
 use crate::engine::{Action, Engine, OperationId, Stats, Tick};
 use crate::sys;
 use crate::{Error, Result};
+use linger::{LINGER, Linger};
 use net::Net;
 use reactor::Reactor;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{JoinHandle, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use towline_control::socket::Listener;
 use towline_verbs::Device;
 
@@ -63,6 +65,11 @@ struct Turn {
     callers: usize,
     /// Those of them that do not hold the reactor.
     parked: VecDeque<Thread>,
+    /// How many have begun to.
+    entered: u64,
+    /// Whether the background thread waits for the next of them, and needs no word when one leaves.
+    lingering: bool,
+    linger: Linger,
     stop: bool,
 }
 
@@ -101,6 +108,9 @@ impl Driver {
                 reactor: Some(Box::new(reactor)),
                 callers: 0,
                 parked: VecDeque::new(),
+                entered: 0,
+                lingering: false,
+                linger: Linger::default(),
                 stop: false,
             }),
             background: Condvar::new(),
@@ -264,6 +274,7 @@ impl Core {
     fn enter(&self) {
         let mut turn = lock(&self.turn);
         turn.callers += 1;
+        turn.entered += 1;
         let held = turn.reactor.is_none();
         let first = turn.callers == 1;
         drop(turn);
@@ -276,7 +287,7 @@ impl Core {
         let mut turn = lock(&self.turn);
         turn.callers -= 1;
         let next = turn.parked.pop_front();
-        let last = turn.callers == 0;
+        let last = turn.callers == 0 && !turn.lingering;
         drop(turn);
         if let Some(next) = next {
             next.unpark();
@@ -368,6 +379,32 @@ impl Core {
         }
     }
 
+    /// Waits for the next caller, if that is worth it, as long as they come.
+    fn linger<'t>(&self, mut turn: MutexGuard<'t, Turn>) -> MutexGuard<'t, Turn> {
+        let come = turn.entered;
+        if !turn.linger.is_worth_it(come) {
+            return turn;
+        }
+        turn.lingering = true;
+        while turn.callers == 0 && !turn.stop {
+            let until = Instant::now() + LINGER;
+            while !turn.stop {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                let waited = self.background.wait_timeout(turn, left);
+                turn = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            }
+            let come = turn.entered;
+            if !turn.linger.was_worth_it(come) {
+                break;
+            }
+        }
+        turn.lingering = false;
+        turn
+    }
+
     fn run_background(&self) {
         loop {
             let mut turn = lock(&self.turn);
@@ -375,10 +412,15 @@ impl Core {
                 if turn.stop {
                     return;
                 }
-                if turn.callers == 0
-                    && let Some(reactor) = turn.reactor.take()
-                {
-                    break reactor;
+                if turn.callers == 0 && turn.reactor.is_some() {
+                    turn = self.linger(turn);
+                    if !turn.stop
+                        && turn.callers == 0
+                        && let Some(reactor) = turn.reactor.take()
+                    {
+                        break reactor;
+                    }
+                    continue;
                 }
                 turn = self.background.wait(turn).unwrap_or_else(std::sync::PoisonError::into_inner);
             };
