@@ -62,3 +62,13 @@ fn a_consumer_without_an_address_is_told_how_to_use_it() {
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("usage: kv_consumer ADDRESS"), "{output:?}");
 }
+
+#[test]
+fn a_get_is_timed_beside_a_ping_pong() {
+    let output = Command::new(example("get_latency")).arg("tcp").output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let ["get", get, "us,", "ping-pong", ping, "us"] = words[..] else { panic!("{text}") };
+    assert!(get.parse::<f64>().unwrap() > 0.0 && ping.parse::<f64>().unwrap() > 0.0, "{text}");
+}

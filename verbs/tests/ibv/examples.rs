@@ -72,3 +72,11 @@ fn writes_arrive() {
     let text = both_ends("write_bandwidth", &["200000", "40", "8"]);
     assert!(text.contains("40 writes of 200000 bytes, 8 at a time"), "{text}");
 }
+
+#[test]
+#[ignore = "needs RDMA devices: tests/rxe/run"]
+fn reads_under_a_key_of_one_lease_are_timed() {
+    let [name, _] = names();
+    let text = said(&example("read_latency").args([&name, "10000", "20"]).output().unwrap());
+    assert!(text.contains("20 reads of 10000 bytes under the key of a window: "), "{text}");
+}
